@@ -1,0 +1,35 @@
+# Every target sets up what it needs in .venv by itself and is quick when called again.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint docs bench clean
+
+demo: .venv/.cli  ## train with no learning rate beside a grid of SGD; table and plot into out/
+	$(BIN)/bisls demo --out out
+
+test: .venv/.dev  ## the tests, the linters among them
+	$(BIN)/python -m pytest
+
+lint: .venv/.dev  ## ruff (rules and format) and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: .venv/.dev  ## the documentation, strictly, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+bench: .venv/.bench  ## the step-size optimisers beside their peers, table into out/
+	$(BIN)/python benchmarks/optimisers.py --out out
+
+clean:  ## remove everything that make made
+	rm -rf .venv out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# One stamp an extra: it is made anew when the requirements change.
+.venv/.%: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "setting up .venv for '$*' (once; torch is large)"
+	$(PIP) --editable ".[$*]"
+	@touch $@

@@ -1,0 +1,60 @@
+"""Adam's diagonal scaling, with or without momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bisls._check import require
+from bisls.directions.base import Heading, State
+
+
+@dataclass(frozen=True)
+class Adam:
+    r"""Adam's direction: A^{-1} h, or A^{-1} m with momentum, A = sqrt(\hat G) + eps.
+
+    G <- b2 G + (1 - b2) h^2 and m <- b1 m + (1 - b1) h are kept raw and corrected when used: \hat G = G / (1 - b2^t),
+    \hat m = m / (1 - b1^t), t = 1 at the first step. (The paper's text has the correction inside the recursion, and a sign
+    that ascends; both are slips.) The slope of the line is -<h, A^{-1} h>, so every step rule works unchanged.
+
+    Args:
+        betas: (b1, b2), both in [0, 1). b1 = 0 is Adam without momentum.
+        eps: Added to the root; positive.
+        search_momentum: Search along the direction really taken, A^{-1} m, wherever it descends, and where it does not, search
+            and move along A^{-1} h. False is the paper's way: search along A^{-1} h, move along A^{-1} m.
+
+    Example:
+        >>> import torch
+        >>> h = torch.tensor([0.3, -20.0])
+        >>> Adam().head(h, torch.zeros(2), {}).move  # the first step has the same length in each coordinate
+        tensor([ 1., -1.])
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    search_momentum: bool = True
+
+    def __post_init__(self) -> None:
+        require(
+            self,
+            "betas",
+            len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
+            "must be two numbers in [0, 1)",
+        )
+        require(self, "eps", self.eps > 0, "must be positive")
+
+    def head(self, gradient: Tensor, point: Tensor, state: State) -> Heading:
+        """The scaled gradient and the scaled momentum."""
+        b1, b2 = self.betas
+        t = int(state["t"]) + 1 if state else 1
+        m = gradient * (1 - b1) if not state else state["m"] * b1 + gradient * (1 - b1)
+        g = gradient.square() * (1 - b2) if not state else state["g"] * b2 + gradient.square() * (1 - b2)
+        scale = (g / (1 - b2**t)).sqrt_().add_(self.eps)
+        search = gradient / scale
+        move = m / (1 - b1**t) / scale if b1 > 0 else search
+        if self.search_momentum and b1 > 0:
+            descends = torch.dot(gradient, move).item() > 0
+            search, move = (move, move) if descends else (search, search)
+        return Heading(search, move, {"m": m, "g": g, "t": torch.tensor(t)})

@@ -1,0 +1,36 @@
+"""What a direction takes and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Where to look and where to go from a point: points - t * search are tried, point - t * move is taken.
+
+    The two differ only under the paper's Adam, which searches along A^-1 h and moves along A^-1 m.
+
+    Attributes:
+        search: The direction that the step rule sees; the slope of its line is -<gradient, search>.
+        move: The direction that is taken with the step found.
+        state: To be given back with the next gradient (tensors, so that it can be saved).
+    """
+
+    search: Tensor
+    move: Tensor
+    state: State = field(default_factory=dict)
+
+
+class Direction(Protocol):
+    """Turns a gradient into a direction d; the step goes to point - t d."""
+
+    def head(self, gradient: Tensor, point: Tensor, state: State) -> Heading:
+        """The direction at a point with this gradient; ``state`` is that of the last heading, or empty."""
+        ...

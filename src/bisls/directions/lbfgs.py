@@ -1,0 +1,58 @@
+"""Limited-memory BFGS, for deterministic problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bisls._check import require
+from bisls.directions.base import Heading, State
+from bisls.vector import dot, norm
+
+
+@dataclass(frozen=True)
+class LBFGS:
+    """Limited-memory BFGS: d = B h, B built from the last changes of point and gradient by the two-loop recursion.
+
+    For problems whose loss does not change between calls (one batch for all). A pair without positive curvature is left
+    out, and where the direction would not descend the memory is dropped and the gradient taken.
+
+    Args:
+        history: Number of pairs kept, at least 1.
+    """
+
+    history: int = 10
+
+    def __post_init__(self) -> None:
+        require(self, "history", self.history >= 1, "must be at least 1")
+
+    def head(self, gradient: Tensor, point: Tensor, state: State) -> Heading:
+        """The quasi-Newton direction."""
+        moves, turns = gradient.new_zeros(0, gradient.numel()), gradient.new_zeros(0, gradient.numel())
+        if state:
+            moves, turns = state["moves"], state["turns"]
+            moved, turned = point - state["point"], gradient - state["gradient"]
+            if dot(moved, turned) > 1e-10 * norm(moved) * norm(turned):
+                moves = torch.cat([moves, moved[None]])[-self.history :]
+                turns = torch.cat([turns, turned[None]])[-self.history :]
+        d = _two_loops(gradient, moves, turns)
+        if not 0 < dot(d, gradient) < float("inf"):
+            d, moves, turns = gradient, moves[:0], turns[:0]
+        kept = {"moves": moves, "turns": turns, "point": point.clone(), "gradient": gradient.clone()}
+        return Heading(d, d, kept)
+
+
+def _two_loops(gradient: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
+    q = gradient.clone()
+    inverse = (1.0 / (moves * turns).sum(1)).tolist()
+    factors = []
+    for s, y, rho in zip(moves.flip(0), turns.flip(0), reversed(inverse), strict=True):
+        factors.append(rho * dot(s, q))
+        q.sub_(y, alpha=factors[-1])
+    if len(moves):
+        q.mul_(dot(moves[-1], turns[-1]) / dot(turns[-1], turns[-1]))
+    for s, y, rho, a in zip(moves, turns, inverse, reversed(factors), strict=True):
+        q.add_(s, alpha=a - rho * dot(y, q))
+    return q

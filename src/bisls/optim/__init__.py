@@ -1,0 +1,1 @@
+"""Step-size rules as torch optimisers."""

@@ -1,0 +1,238 @@
+"""The only place that calls autograd: values, gradients, Hessian and mixed products of both losses, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bisls.problem import Bilevel
+from bisls.still import Moment
+
+
+@dataclass
+class Cost:
+    """How many evaluations were made, by level. Counts do not depend on the machine; times do."""
+
+    upper_values: int = 0
+    upper_gradients: int = 0
+    lower_values: int = 0
+    lower_gradients: int = 0
+    lower_graphs: int = 0
+    hessian_products: int = 0
+    mixed_products: int = 0
+
+    def copy(self) -> Cost:
+        """The counts as they stand now."""
+        return Cost(*(getattr(self, field.name) for field in fields(self)))
+
+    def __sub__(self, earlier: Cost) -> Cost:
+        return Cost(*(getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)))
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class UpperPoint:
+    """f(x, y) on one batch, with both partial gradients."""
+
+    value: float
+    grad_x: Tensor
+    grad_y: Tensor
+    moment: Moment
+    eps: float
+
+
+@dataclass(frozen=True)
+class LowerPoint:
+    """g(x, y) on one batch, with its gradient in y."""
+
+    value: float
+    grad: Tensor
+    moment: Moment
+    eps: float
+
+
+class LowerGraph:
+    """The graph of g's gradient at one point (x, y), on one batch; every product at that point reuses it."""
+
+    def __init__(self, oracle: Oracle, batch: Any):
+        problem = oracle.problem
+        self._oracle = oracle
+        self.moment = problem.moment()
+        with torch.enable_grad():
+            loss = _scalar("lower_loss", problem.lower_loss(batch))
+            gradient = _grad(loss, problem.y.tensors, create_graph=True)
+        _must_depend("lower_loss", "lower_params", gradient)
+        self._loss = loss
+        self._grad_y = gradient
+        self._grad_x: tuple[Tensor | None, ...] | None = None
+        self.value = oracle._number(loss)
+        self.eps = torch.finfo(loss.dtype).eps
+        self.grad = oracle._mean(problem.y.join([None if part is None else part.detach() for part in gradient]))
+
+    def hessian(self, v: Tensor) -> Tensor:
+        r"""The Hessian product \nabla_{yy}^2 g v, a vector like y."""
+        self._oracle.cost.hessian_products += 1
+        y = self._oracle.problem.y
+        return self._oracle._mean(y.join(_product(self._grad_y, y.cast(v), y.tensors)))
+
+    def mixed(self, v: Tensor) -> Tensor:
+        r"""The mixed product \nabla_{xy}^2 g v of a vector like y: a vector like x."""
+        self._oracle.cost.mixed_products += 1
+        x, y = self._oracle.problem.x, self._oracle.problem.y
+        return self._oracle._mean(x.join(_product(self._grad_y, y.cast(v), x.tensors)))
+
+    def mixed_transposed(self, d: Tensor) -> Tensor:
+        r"""The mixed product \nabla_{yx}^2 g d of a vector like x: how the lower gradient changes along d, like y."""
+        self._oracle.cost.mixed_products += 1
+        x, y = self._oracle.problem.x, self._oracle.problem.y
+        if self._grad_x is None:
+            self._grad_x = _grad(self._loss, x.tensors, create_graph=True)
+        return self._oracle._mean(y.join(_product(self._grad_x, x.cast(d), y.tensors)))
+
+
+class Oracle:
+    """Every number that the algorithms see of a problem.
+
+    It records no graph that it does not need, counts each evaluation in `cost`, and, where `torch.distributed` is
+    initialised, averages each result over the ranks, so that every rank takes the same decision.
+
+    Args:
+        problem: The problem to look at.
+    """
+
+    def __init__(self, problem: Bilevel):
+        self.problem = problem
+        self.cost = Cost()
+
+    def upper(self, batch: Any) -> UpperPoint:
+        """f and both of its partial gradients at the present (x, y): one forward and one backward pass."""
+        problem = self.problem
+        moment = problem.moment()
+        self.cost.upper_gradients += 1
+        with torch.enable_grad():
+            loss = _scalar("upper_loss", problem.upper_loss(batch))
+        parts = _grad(loss, (*problem.x.tensors, *problem.y.tensors))
+        _must_depend("upper_loss", "upper_params or lower_params", parts)
+        n = len(problem.x.tensors)
+        grad_x, grad_y = self._mean(problem.x.join(parts[:n])), self._mean(problem.y.join(parts[n:]))
+        return UpperPoint(self._number(loss), grad_x, grad_y, moment, torch.finfo(loss.dtype).eps)
+
+    def lower(self, batch: Any) -> LowerPoint:
+        """g and its gradient in y at the present (x, y); nothing is recorded of x."""
+        problem = self.problem
+        moment = problem.moment()
+        self.cost.lower_gradients += 1
+        with self.upper_frozen(), torch.enable_grad():
+            loss = _scalar("lower_loss", problem.lower_loss(batch))
+            parts = _grad(loss, problem.y.tensors)
+        _must_depend("lower_loss", "lower_params", parts)
+        grad = self._mean(problem.y.join(parts))
+        return LowerPoint(self._number(loss), grad, moment, torch.finfo(loss.dtype).eps)
+
+    def lower_graph(self, batch: Any) -> LowerGraph:
+        """The graph of g's gradient at the present (x, y), for Hessian and mixed products."""
+        self.cost.lower_graphs += 1
+        return LowerGraph(self, batch)
+
+    def upper_value(self, batch: Any, replay: Moment | None = None) -> float:
+        """f at the present (x, y) as a probe: without grad, with random state and buffers put back."""
+        self.cost.upper_values += 1
+        with self.problem.probing(replay), torch.no_grad():
+            return self._number(_scalar("upper_loss", self.problem.upper_loss(batch)))
+
+    def lower_value(self, batch: Any, replay: Moment | None = None) -> float:
+        """g at the present (x, y) as a probe: without grad, with random state and buffers put back."""
+        self.cost.lower_values += 1
+        with self.problem.probing(replay), torch.no_grad():
+            return self._number(_scalar("lower_loss", self.problem.lower_loss(batch)))
+
+    @contextmanager
+    def upper_frozen(self) -> Iterator[None]:
+        """Within this context the upper parameters do not require grad. May be nested; a lower loop enters it once."""
+        frozen = [tensor for tensor in self.problem.x.tensors if tensor.requires_grad]
+        for tensor in frozen:
+            tensor.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for tensor in frozen:
+                tensor.requires_grad_(True)
+
+    def draw(self, n: int) -> int:
+        """A whole number uniform on 0 .. n - 1 from torch's generator, the same on every rank."""
+        number = torch.randint(n, (1,))
+        if _world() > 1:
+            number = number.to(self.problem.y.device)
+            dist.broadcast(number, src=0)
+        return int(number)
+
+    def _number(self, loss: Tensor) -> float:
+        return self._mean(loss.detach()).item()
+
+    def _mean(self, tensor: Tensor) -> Tensor:
+        if _world() > 1:
+            tensor = tensor.clone()
+            dist.all_reduce(tensor)
+            tensor /= _world()
+        return tensor
+
+
+def gradient(loss: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradient of a scalar loss, None where it does not depend on a tensor; ``.grad`` is left alone."""
+    return _grad(loss, tensors)
+
+
+def _world() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _grad(loss: Tensor, tensors: Sequence[Tensor], create_graph: bool = False) -> tuple[Tensor | None, ...]:
+    if not loss.requires_grad:
+        return (None,) * len(tensors)
+    with torch.enable_grad():
+        return torch.autograd.grad(
+            loss, tensors, create_graph=create_graph, retain_graph=create_graph, allow_unused=True
+        )
+
+
+def _product(
+    outputs: Sequence[Tensor | None], vectors: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """vectors' d outputs / d inputs; an output that is constant contributes nothing."""
+    pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if o is not None and o.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(tensor) for tensor in inputs]
+    parts = torch.autograd.grad(
+        [o for o, _ in pairs], inputs, [v for _, v in pairs], retain_graph=True, allow_unused=True
+    )
+    return [torch.zeros_like(t) if p is None else p for p, t in zip(parts, inputs, strict=True)]
+
+
+def _scalar(name: str, loss: Any) -> Tensor:
+    call = f"`Bilevel({name}=...)`"
+    if not isinstance(loss, Tensor):
+        raise ValueError(f"{call} must return a scalar tensor, got {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise ValueError(f"{call} must return a scalar tensor, got shape {tuple(loss.shape)}; reduce it: loss.mean()")
+    if not loss.is_floating_point():
+        raise ValueError(f"{call} must return a real floating-point scalar, got dtype {loss.dtype}")
+    return loss.reshape(())
+
+
+def _must_depend(name: str, on: str, parts: Sequence[Tensor | None]) -> None:
+    for part in parts:
+        if part is not None and part.layout is not torch.strided:
+            raise ValueError(f"`Bilevel({name}=...)` has a sparse gradient; use dense layers (Embedding(sparse=False))")
+    if all(part is None for part in parts):
+        raise ValueError(
+            f"`Bilevel({name}=...)` does not depend on {on}: the loss it returned has no gradient there. Look for a "
+            ".detach(), a no_grad() or a copy of the parameters between them and the loss."
+        )

@@ -1,0 +1,128 @@
+"""Bilevel: two losses and two lists of parameters, checked when they are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bisls.still import Moment, still
+from bisls.vector import Vector
+
+Loss = Callable[[Any], Tensor]
+
+
+class Bilevel:
+    r"""A bi-level problem: minimise f(x, y*(x)) over x, where y*(x) minimises g(x, y) over y.
+
+    Args:
+        upper_loss: ``batch -> scalar tensor``, the loss f; closes over the modules whose parameters are passed here.
+        lower_loss: ``batch -> scalar tensor``, the loss g; it must depend on the lower parameters.
+        upper_params: The tensors x: leaves that require grad.
+        lower_params: The tensors y: leaves that require grad, none of which is also an upper parameter.
+        buffers: Tensors that a forward pass changes and that must be put back after a probe. The buffers of `nn.Module`s
+            in training mode (BatchNorm's statistics) are found by themselves; this is for state kept anywhere else.
+
+    Example:
+        >>> import torch, bisls
+        >>> x = torch.tensor([0.5], requires_grad=True)
+        >>> y = torch.tensor([2.0, -1.0], requires_grad=True)
+        >>> problem = bisls.Bilevel(
+        ...     upper_loss=lambda batch: ((y - 3.0) ** 2).sum(),
+        ...     lower_loss=lambda batch: ((y - x) ** 2).sum(),
+        ...     upper_params=[x],
+        ...     lower_params=[y],
+        ... )
+        >>> problem
+        Bilevel(upper_params: 1 tensor, 1 number; lower_params: 1 tensor, 2 numbers)
+    """
+
+    def __init__(
+        self,
+        upper_loss: Loss,
+        lower_loss: Loss,
+        upper_params: Iterable[Tensor],
+        lower_params: Iterable[Tensor],
+        buffers: Iterable[Tensor] = (),
+    ):
+        for name, loss in (("upper_loss", upper_loss), ("lower_loss", lower_loss)):
+            if not callable(loss):
+                raise ValueError(
+                    f"`Bilevel({name}=...)` must be a callable that takes a batch and returns a scalar tensor, "
+                    f"got {type(loss).__name__}"
+                )
+        upper = _checked("upper_params", upper_params)
+        lower = _checked("lower_params", lower_params)
+        shared = {id(tensor) for tensor in upper} & {id(tensor) for tensor in lower}
+        if shared:
+            at = next(i for i, tensor in enumerate(lower) if id(tensor) in shared)
+            raise ValueError(
+                f"`Bilevel(lower_params=...)`: tensor {at} (shape {tuple(lower[at].shape)}) is also in upper_params; "
+                "each parameter belongs to one level. Leave it out of one of the two lists."
+            )
+        devices = sorted({str(tensor.device) for tensor in (*upper, *lower)})
+        if len(devices) > 1:
+            raise ValueError(
+                f"`Bilevel(upper_params=..., lower_params=...)`: parameters are spread over {', '.join(devices)}; "
+                "move them to one device."
+            )
+        self.upper_loss = upper_loss
+        self.lower_loss = lower_loss
+        self.x = Vector(upper)
+        self.y = Vector(lower)
+        self.buffers = tuple(buffers)
+        for i, buffer in enumerate(self.buffers):
+            if not isinstance(buffer, Tensor):
+                raise ValueError(f"`Bilevel(buffers=...)`: entry {i} is a {type(buffer).__name__}, not a tensor")
+
+    def moment(self) -> Moment:
+        """The present state of the random generators, for `probing`."""
+        return Moment.now(self.y.device)
+
+    def probing(self, replay: Moment | None = None) -> AbstractContextManager[None]:
+        """A context in which losses may be evaluated without a trace; with the random numbers of the moment given."""
+        return still(self.y.device, replay, self.buffers)
+
+    def __repr__(self) -> str:
+        def count(n: int, what: str) -> str:
+            return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+
+        x, y = (f"{count(len(v.tensors), 'tensor')}, {count(v.numel, 'number')}" for v in (self.x, self.y))
+        return f"Bilevel(upper_params: {x}; lower_params: {y})"
+
+
+def _checked(name: str, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    call = f"`Bilevel({name}=...)`"
+    if isinstance(tensors, Tensor):
+        raise ValueError(f"{call} must be a list of tensors; put the single tensor into a list: [tensor]")
+    if isinstance(tensors, torch.nn.Module):
+        raise ValueError(f"{call} must be tensors, got a module; pass module.parameters()")
+    tensors = tuple(tensors)
+    if not tensors:
+        raise ValueError(
+            f"{call} is empty; pass at least one tensor that requires grad (a generator such as "
+            "module.parameters() can be read only once)"
+        )
+    for i, tensor in enumerate(tensors):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{call}: entry {i} is a {type(tensor).__name__}, not a tensor")
+        what = f"{call}: tensor {i} (shape {tuple(tensor.shape)})"
+        if not tensor.is_floating_point():
+            raise ValueError(f"{what} has dtype {tensor.dtype}; only real floating-point parameters can be optimised")
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"{what} is sparse; pass a dense tensor (tensor.to_dense())")
+        if not tensor.requires_grad:
+            raise ValueError(f"{what} does not require grad; call requires_grad_() on it or leave it out")
+        if not tensor.is_leaf:
+            raise ValueError(
+                f"{what} is the result of a computation, not a leaf; optimise the tensor it was computed from, "
+                "or detach it: tensor.detach().requires_grad_()"
+            )
+    if len({id(tensor) for tensor in tensors}) < len(tensors):
+        raise ValueError(f"{call} lists the same tensor twice; each parameter may appear once")
+    if sum(tensor.numel() for tensor in tensors) == 0:
+        raise ValueError(f"{call}: all tensors are empty (no numbers to optimise)")
+    return tensors

@@ -1,0 +1,222 @@
+"""Armijo line search: how it starts, how it shrinks, and when it says that it cannot tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil, inf, isfinite, log
+
+from bisls._check import require
+from bisls.line import Line
+from bisls.record import Status
+from bisls.steps.base import Memory, Schedule, Step, bound_at, is_bound, trouble
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Begin every search at ``start`` (the paper's reset option 1)."""
+
+    factor = None
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Begin at the step found last (the paper's reset option 2): steps never grow."""
+
+    factor = 1.0
+
+
+@dataclass(frozen=True)
+class Grow:
+    """Begin at eta times the step found last (the paper's reset option 3).
+
+    Args:
+        eta: At least 1.
+    """
+
+    eta: float = 2.0
+
+    def __post_init__(self) -> None:
+        require(self, "eta", 1 <= self.eta < inf, "must be at least 1")
+
+    @property
+    def factor(self) -> float:
+        """By how much to lengthen the remembered step."""
+        return self.eta
+
+
+@dataclass(frozen=True)
+class Backtrack:
+    """Multiply the step by a fixed factor (the paper's w).
+
+    Args:
+        factor: In (0, 1).
+    """
+
+    factor: float = 0.9
+
+    def __post_init__(self) -> None:
+        require(self, "factor", 0 < self.factor < 1, "must lie in (0, 1)")
+
+    @property
+    def slowest(self) -> float:
+        """The largest factor by which a failed check may shorten the step."""
+        return self.factor
+
+    def shorten(self, line: Line, t: float, value: float) -> float:
+        """The next trial after the value at t failed."""
+        return t * self.factor
+
+
+@dataclass(frozen=True)
+class Interpolate:
+    """Go to the minimiser of the parabola through phi(0), phi'(0) and phi(t), kept within [low t, high t].
+
+    Args:
+        low: The most that one failed check may shorten the step; also where a value that is not finite leads.
+        high: The least; 0 < low <= high < 1.
+    """
+
+    low: float = 0.1
+    high: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(self, "low", 0 < self.low <= self.high, "must be positive and at most high")
+        require(self, "high", self.high < 1, "must be below 1")
+
+    @property
+    def slowest(self) -> float:
+        """The largest factor by which a failed check may shorten the step."""
+        return self.high
+
+    def shorten(self, line: Line, t: float, value: float) -> float:
+        """The next trial after the value at t failed."""
+        bend = value - line.value - line.slope * t
+        if not 0 < bend < inf:
+            return t * (self.low if not isfinite(value) else self.high)
+        return min(max(-line.slope * t * t / (2 * bend), self.low * t), self.high * t)
+
+
+@dataclass(frozen=True)
+class Armijo:
+    r"""Line search: the first t of a shrinking sequence with phi(t) <= phi(0) + sufficient t phi'(0) + slack.
+
+    With ``restart=Restart()`` and a number for ``shrink`` this is SLS (the paper's equation 6), under a decaying ceiling SLSB,
+    and with ``slack`` the test of BiSLS (equation 11).
+
+    What a search must survive when nobody watches it:
+
+    - *Rounding.* Where the decrease asked for is below the rounding of the loss, the test cannot be decided by values. The step
+      is accepted if the loss does not rise by more than its rounding (`Status.ROUNDING`) and the remembered step is kept. A
+      remembered step that is too short to be seen at all is first tried at the shortest length that can be: if the loss
+      then falls, that is the step.
+    - *No end.* After ``max_checks`` trials the search falls back on the trial with the lowest loss, if that is below phi(0),
+      and takes no step otherwise (`Status.CAPPED`, or `Status.NON_FINITE` if no trial was finite). The remembered step is kept.
+    - *Hopeless trials.* No step beyond (phi(0) + slack - f_min) / (sufficient |phi'(0)|) can pass the test, so none is tried:
+      a start that is far too long costs nothing.
+
+    Args:
+        start: The first trial of the first search (of every search, with `Restart`), positive; None begins at the Polyak step
+            (phi(0) - f_min) / -phi'(0), which has the right scale whatever the units of loss and parameters.
+        sufficient: The share of the linear decrease that is asked for, in (0, 1).
+        shrink: `Interpolate()`, `Backtrack(w)`, or a number w in (0, 1) for the latter.
+        restart: Where the next search begins: `Restart()`, `Keep()` or `Grow(eta)`.
+        slack: Tolerance delta added to the right side, at least 0.
+        max_step: A ceiling: a positive number, a schedule, or None.
+        max_checks: Most trials a search, at least 1; None allows as many as reach 1e-12 of the first trial.
+        f_min: A lower bound of the loss, or None where there is none to declare (then ``start`` must be given).
+
+    Example:
+        >>> from bisls.line import Line
+        >>> from bisls.steps import Memory
+        >>> line = Line(value=8.0, slope=-64.0, at=lambda t: 8.0 * (1 - 4 * t) ** 2)
+        >>> step = Armijo(start=100.0).choose(line, Memory())
+        >>> step.size, step.checks, step.status.name
+        (0.25, 2, 'OK')
+    """
+
+    start: float | None = None
+    sufficient: float = 0.1
+    shrink: float | Backtrack | Interpolate = field(default_factory=Interpolate)
+    restart: Restart | Keep | Grow = field(default_factory=Grow)
+    slack: float = 0.0
+    max_step: float | Schedule | None = None
+    max_checks: int | None = None
+    f_min: float | None = 0.0
+
+    def __post_init__(self) -> None:
+        require(self, "start", self.start is None or 0 < self.start < inf, "must be positive and finite, or None")
+        require(self, "sufficient", 0 < self.sufficient < 1, "must lie in (0, 1)")
+        if isinstance(self.shrink, int | float):
+            require(self, "shrink", 0 < self.shrink < 1, "must lie in (0, 1)")
+        else:
+            require(
+                self,
+                "shrink",
+                isinstance(self.shrink, Backtrack | Interpolate),
+                "must be a number in (0, 1), Backtrack() or Interpolate()",
+            )
+        require(
+            self,
+            "restart",
+            isinstance(self.restart, Restart | Keep | Grow),
+            "must be Restart(), Keep() or Grow(eta)",
+        )
+        require(self, "slack", 0 <= self.slack < inf, "must be at least 0")
+        require(self, "max_step", is_bound(self.max_step), "must be positive, a schedule such as Decay(1.0), or None")
+        require(self, "max_checks", self.max_checks is None or self.max_checks >= 1, "must be at least 1, or None")
+        require(self, "f_min", self.f_min is None or isfinite(self.f_min), "must be finite, or None")
+        require(
+            self,
+            "start",
+            self.start is not None or self.f_min is not None,
+            "needs f_min, from which the Polyak step is measured; give a start where f_min is None",
+        )
+
+    def choose(self, line: Line, memory: Memory) -> Step:
+        """Search along the line."""
+        problem = trouble(line)
+        if problem is not None:
+            return Step(0.0, memory.later(), status=problem)
+        shrink = Backtrack(self.shrink) if isinstance(self.shrink, int | float) else self.shrink
+        limit = min(line.max_step, bound_at(self.max_step, memory.k), self._hopeless(line))
+        first = min(self._first(line, memory), limit)
+        seen = min(2 * line.rounding / -line.slope, limit)  # the shortest step whose effect can be seen
+        best, lowest, finite = 0.0, line.value, False
+        t = max(first, seen)
+        checks = 0
+        for checks in range(1, self._cap(shrink) + 1):
+            value = line.at(t)
+            finite = finite or isfinite(value)
+            told = -line.slope * t > line.rounding and abs(value - line.value) > line.rounding
+            if value <= line.value + self.sufficient * t * line.slope + self.slack and (told or t <= first):
+                return Step(t, memory.later(t if told else None), checks, Status.OK if told else Status.ROUNDING, value)
+            asked = -self.sufficient * t * line.slope
+            if t <= first and value <= line.value + line.rounding and asked <= line.rounding:
+                return Step(t, memory.later(), checks, Status.ROUNDING, value)
+            if value < lowest:
+                best, lowest = t, value
+            # a longer trial, made only because the remembered step could not be seen, said nothing: back to that step
+            t = first if t > first else shrink.shorten(line, t, value)
+            if t == 0.0:
+                break
+        status = Status.CAPPED if finite else Status.NON_FINITE
+        return Step(best, memory.later(), checks, status, lowest if best > 0 else None)
+
+    def _first(self, line: Line, memory: Memory) -> float:
+        factor = self.restart.factor
+        if factor is not None and memory.step is not None:
+            return memory.step * factor
+        if self.start is not None:
+            return self.start
+        # the Polyak step; a loss at or below its bound has no such step, so the size of the loss stands in for the gap
+        gap = line.value - (self.f_min or 0.0)
+        gap = gap if gap > 0 else abs(line.value) or 1.0
+        return min(gap / -line.slope, 1e300) if -line.slope > 1e-300 else 1e300
+
+    def _hopeless(self, line: Line) -> float:
+        if self.f_min is None or line.value <= self.f_min or -line.slope < 1e-300:
+            return inf
+        return (line.value + self.slack - self.f_min) / (self.sufficient * -line.slope)
+
+    def _cap(self, shrink: Backtrack | Interpolate) -> int:
+        return self.max_checks or ceil(log(1e-12) / log(shrink.slowest))

@@ -1,0 +1,46 @@
+"""The same step always."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from bisls._check import require
+from bisls.line import Line
+from bisls.record import Status
+from bisls.steps.base import Memory, Step
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same step always: plain gradient descent.
+
+    Args:
+        step: A positive number.
+
+    Example:
+        >>> from bisls.line import Line
+        >>> Constant(0.1).choose(Line(3.0, -2.0, at=float), Memory()).size
+        0.1
+    """
+
+    step: float
+
+    def __post_init__(self) -> None:
+        require(self, "step", 0 < self.step < inf, "must be positive and finite")
+
+    def bound(self, k: int) -> float:
+        """The step at k: always the same."""
+        return self.step
+
+    def choose(self, line: Line, memory: Memory) -> Step:
+        """The step; none where the loss or its slope is not finite."""
+        return scheduled(self.step, line, memory)
+
+
+def scheduled(size: float, line: Line, memory: Memory) -> Step:
+    """A step that was settled beforehand, unless the line is not finite or does not reach that far."""
+    if not (isfinite(line.value) and isfinite(line.slope)):
+        return Step(0.0, memory.later(), status=Status.NON_FINITE)
+    size = min(size, line.max_step)
+    return Step(size, memory.later(size))

@@ -1,0 +1,40 @@
+"""A step that decays with k."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from bisls._check import require
+from bisls.line import Line
+from bisls.steps.base import Memory, Step
+from bisls.steps.constant import scheduled
+
+
+@dataclass(frozen=True)
+class Decay:
+    """step / (k + 1)^power: decaying gradient descent, and the ceiling gamma_bk of the paper's rules.
+
+    Args:
+        step: The first step, positive (inf is allowed where it serves as a bound).
+        power: 0.5 for convex, 1 for strongly convex problems (Theorems 1 and 2); at least 0.
+
+    Example:
+        >>> [Decay(2.0).bound(k) for k in (0, 3, 99)]
+        [2.0, 1.0, 0.2]
+    """
+
+    step: float
+    power: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(self, "step", self.step > 0, "must be positive")
+        require(self, "power", 0 <= self.power < inf, "must be at least 0")
+
+    def bound(self, k: int) -> float:
+        """The step at k = 0, 1, ..."""
+        return self.step / (k + 1) ** self.power
+
+    def choose(self, line: Line, memory: Memory) -> Step:
+        """The step at the memory's k; none where the loss or its slope is not finite."""
+        return scheduled(self.bound(memory.k), line, memory)

@@ -1,0 +1,103 @@
+"""Stochastic Polyak steps: SPS_max, SPSB, DecSPS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, sqrt
+
+from bisls._check import require
+from bisls.line import Line
+from bisls.record import Status
+from bisls.steps.base import Memory, Schedule, Step, bound_at, is_bound, trouble
+
+
+@dataclass(frozen=True)
+class Polyak:
+    r"""The stochastic Polyak step \gamma_k = min{ (f - f_min) / (c ||d||^2), \gamma_{b,k} }.
+
+    For a direction other than the gradient ||d||^2 is read as -slope = <gradient, d>. With a constant ``max_step`` this is
+    SPS_max, with a decaying one SPSB (the paper's equations 3 and 5); no evaluation is made.
+
+    Args:
+        c: Positive; larger is more careful. 1/2 is the classical Polyak step.
+        f_min: A lower bound of the loss on any batch; 0 suits cross-entropy and least squares.
+        max_step: The ceiling \gamma_{b,k}: a positive number, a schedule such as ``Decay(1.0)``, or None.
+
+    Example:
+        >>> from bisls.line import Line
+        >>> rule = Polyak(c=1.0, max_step=1.0)
+        >>> rule.choose(Line(value=3.0, slope=-12.0, at=float), Memory()).size
+        0.25
+        >>> rule.choose(Line(value=3.0, slope=-0.5, at=float), Memory()).size
+        1.0
+    """
+
+    c: float = 1.0
+    f_min: float = 0.0
+    max_step: float | Schedule | None = None
+
+    def __post_init__(self) -> None:
+        check_polyak(self)
+
+    def choose(self, line: Line, memory: Memory) -> Step:
+        """The step; none, with a status, where the line is unusable or the loss lies below ``f_min``."""
+        problem = trouble(line) or (Status.BELOW_BOUND if line.value < self.f_min else None)
+        if problem is not None:
+            return Step(0.0, memory.later(), status=problem)
+        ceiling = min(line.max_step, bound_at(self.max_step, memory.k))
+        size = min(_ratio(line, self.f_min) / self.c, ceiling)
+        if size == inf:  # a slope so small that the ratio overflows: as good as stationary
+            return Step(0.0, memory.later(), status=Status.STATIONARY)
+        return Step(size, memory.later(size))
+
+
+@dataclass(frozen=True)
+class DecreasingPolyak:
+    r"""DecSPS: \gamma_k = (1/c_k) min{ (f - f_min) / ||d||^2, c_{k-1} \gamma_{k-1} }, c_k = c sqrt(k + 1).
+
+    The steps never grow (the paper's equation 4). The first one uses ``max_step``:
+    \gamma_0 = (1/c) min{ (f - f_min) / ||d||^2, c \gamma_{b,0} }.
+
+    Args:
+        c: c_0, positive.
+        f_min: A lower bound of the loss on any batch.
+        max_step: \gamma_{b,0}, a positive number.
+
+    Example:
+        >>> from bisls.line import Line
+        >>> first = DecreasingPolyak(max_step=1.0).choose(Line(value=3.0, slope=-1.0, at=float), Memory())
+        >>> second = DecreasingPolyak(max_step=1.0).choose(Line(value=3.0, slope=-1.0, at=float), first.memory)
+        >>> first.size, round(second.size, 4)
+        (1.0, 0.7071)
+    """
+
+    c: float = 1.0
+    f_min: float = 0.0
+    max_step: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_polyak(self)
+        require(self, "max_step", isinstance(self.max_step, int | float), "must be a positive number")
+
+    def choose(self, line: Line, memory: Memory) -> Step:
+        """The step; where the line is unusable none is taken and the recursion waits."""
+        problem = trouble(line) or (Status.BELOW_BOUND if line.value < self.f_min else None)
+        if problem is not None:
+            # k stays as well: it counts the terms of the recursion, and this one was left out
+            return Step(0.0, memory, status=problem)
+        k = memory.k
+        bound = self.c * self.max_step if memory.step is None else self.c * sqrt(k) * memory.step
+        size = min(_ratio(line, self.f_min), bound) / (self.c * sqrt(k + 1))
+        return Step(min(size, line.max_step), memory.later(size))
+
+
+def check_polyak(rule: Polyak | DecreasingPolyak) -> None:
+    """The rules that both families of arguments obey."""
+    require(rule, "c", 0 < rule.c < inf, "must be positive and finite")
+    require(rule, "f_min", -inf < rule.f_min < inf, "must be finite")
+    require(rule, "max_step", is_bound(rule.max_step), "must be positive, a schedule such as Decay(1.0), or None")
+
+
+def _ratio(line: Line, f_min: float) -> float:
+    """(f - f_min) / -slope, without overflow errors."""
+    return (line.value - f_min) / -line.slope if -line.slope > 1e-300 else inf

@@ -1,0 +1,82 @@
+"""A list of parameters as one flat vector: read, write in place, split into views, join."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+
+class Vector:
+    """A list of parameters seen as one flat vector.
+
+    The parameters stay the user's own tensors: ``read`` copies them out, ``write_`` copies a flat vector back in place.
+    The flat vector has one dtype, the widest among the parameters and at least float32, so that inner products of
+    half-precision parameters are not taken in half precision.
+
+    Args:
+        tensors: The parameters; at least one, all on one device. `Bilevel` checks what users pass.
+
+    Example:
+        >>> import torch
+        >>> weights = [torch.tensor([[3.0, -1.0]], requires_grad=True), torch.tensor([0.5], requires_grad=True)]
+        >>> vector = Vector(weights)
+        >>> vector.read()
+        tensor([ 3.0000, -1.0000,  0.5000])
+        >>> vector.write_(torch.tensor([1.0, 2.0, 4.0]))
+        >>> weights[0].tolist(), weights[1].tolist()
+        ([[1.0, 2.0]], [4.0])
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]):
+        self.tensors: tuple[Tensor, ...] = tuple(tensors)
+        self.sizes = [tensor.numel() for tensor in self.tensors]
+        self.numel = sum(self.sizes)
+        self.device = self.tensors[0].device
+        self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in self.tensors), torch.float32)
+
+    def read(self) -> Tensor:
+        """The parameters' present values as one new flat vector."""
+        return self.join([tensor.detach() for tensor in self.tensors]).clone()
+
+    @torch.no_grad()
+    def write_(self, flat: Tensor) -> None:
+        """Copy a flat vector into the parameters, in place."""
+        for tensor, part in zip(self.tensors, self.split(flat), strict=True):
+            tensor.copy_(part)
+
+    def split(self, flat: Tensor) -> tuple[Tensor, ...]:
+        """Views of a flat vector, shaped like the parameters."""
+        parts = torch.split(flat, self.sizes) if len(self.sizes) > 1 else (flat,)
+        return tuple(part.view(tensor.shape) for part, tensor in zip(parts, self.tensors, strict=True))
+
+    def cast(self, flat: Tensor) -> tuple[Tensor, ...]:
+        """Like `split`, in each parameter's own dtype: what autograd asks of a vector it is to be multiplied with."""
+        return tuple(part.to(tensor.dtype) for part, tensor in zip(self.split(flat), self.tensors, strict=True))
+
+    def join(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """One flat vector from tensors shaped like the parameters; a missing one counts as zero."""
+        if len(tensors) == 1 and tensors[0] is not None:
+            return tensors[0].reshape(-1).to(self.dtype)
+        return torch.cat(
+            [
+                own.new_zeros(size, dtype=self.dtype) if tensor is None else tensor.reshape(-1).to(self.dtype)
+                for tensor, own, size in zip(tensors, self.tensors, self.sizes, strict=True)
+            ]
+        )
+
+    def zeros(self) -> Tensor:
+        """A flat vector of zeros."""
+        return torch.zeros(self.numel, dtype=self.dtype, device=self.device)
+
+
+def dot(left: Tensor, right: Tensor) -> float:
+    """The inner product of two flat vectors as a Python number."""
+    return torch.dot(left, right).item()
+
+
+def norm(vector: Tensor) -> float:
+    """The Euclidean norm of a flat vector as a Python number."""
+    return torch.linalg.vector_norm(vector).item()
