@@ -228,7 +228,7 @@ def _solve_lower(oracle: Oracle, batch: Any, iters: int) -> float:
             best, smallest, stalled = y.clone(), size, 0
         else:
             stalled += 1
-        if size == 0.0 or stalled >= 8:
+        if size == 0.0 or stalled >= 3:
             break
         solution = newton.solve(graph.hessian, graph.grad, {})
         d = solution.z

@@ -186,7 +186,9 @@ class Armijo:
         checks = 0
         for checks in range(1, self._cap(shrink) + 1):
             value = line.at(t)
-            finite = finite or isfinite(value)
+            if not isfinite(value):
+                value = inf  # minus infinity is no success either
+            finite = finite or value < inf
             told = -line.slope * t > line.rounding and abs(value - line.value) > line.rounding
             if value <= line.value + self.sufficient * t * line.slope + self.slack and (told or t <= first):
                 return Step(t, memory.later(t if told else None), checks, Status.OK if told else Status.ROUNDING, value)
@@ -205,7 +207,7 @@ class Armijo:
     def _first(self, line: Line, memory: Memory) -> float:
         factor = self.restart.factor
         if factor is not None and memory.step is not None:
-            return memory.step * factor
+            return min(memory.step * factor, 1e300)
         if self.start is not None:
             return self.start
         # the Polyak step; a loss at or below its bound has no such step, so the size of the loss stands in for the gap

@@ -1,0 +1,9 @@
+"""Shared set-up: one thread (results do not depend on the machine), and the tests' own modules importable."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+torch.set_num_threads(1)
