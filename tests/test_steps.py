@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from math import ceil, inf, isfinite, log, nan, sqrt
 
 import pytest
@@ -125,7 +125,7 @@ def test_decsps_is_monotone_and_below_its_ceiling(problems, ceiling, c):
         if step.status is Status.OK:
             sizes.append(step.size)
             assert step.size <= ceiling / sqrt(len(sizes)) * (1 + 1e-12)
-    assert all(later <= earlier for earlier, later in zip(sizes, sizes[1:], strict=False))
+    assert all(later <= earlier for earlier, later in pairwise(sizes))
 
 
 def test_decsps_is_its_recursion():
@@ -176,7 +176,7 @@ def test_interpolation_is_safeguarded_and_passes_the_same_test(problem, start, c
     assert step.checks == len(tried)
     if step.status is Status.OK:
         assert step.value <= line.value + c * step.size * line.slope
-        assert all(0.1 * a <= b * (1 + 1e-12) and b <= 0.5 * a for a, b in zip(tried, tried[1:], strict=False))
+        assert all(0.1 * a <= b * (1 + 1e-12) and b <= 0.5 * a for a, b in pairwise(tried))
 
 
 def test_interpolation_takes_two_checks_where_backtracking_takes_dozens():

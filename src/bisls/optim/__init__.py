@@ -1,1 +1,8 @@
-"""Step-size rules as torch optimisers."""
+"""The same step rules as torch optimisers: drop-in, with one ceiling or none to set."""
+
+from bisls.optim.base import LineOptimizer as LineOptimizer
+from bisls.optim.sls import SLS as SLS
+from bisls.optim.sls import SLSB as SLSB
+from bisls.optim.sps import SPSB as SPSB
+from bisls.optim.sps import DecSPS as DecSPS
+from bisls.optim.sps import SPSMax as SPSMax

@@ -1,0 +1,379 @@
+"""What every step-size optimiser shares: closures, one line over all groups, trials without a trace, averaging, state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import inf, isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bisls.line import Line
+from bisls.oracle import gradient
+from bisls.record import Status
+from bisls.steps.base import Memory, Step, StepRule
+from bisls.still import Moment, still
+
+logger = logging.getLogger("bisls")
+
+Closure = Callable[[], Any]
+Params = Any  # what torch.optim takes: tensors, named tensors, or dicts of groups
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """A loss and its gradient at the present parameters, as one closure gave them."""
+
+    loss: Any
+    value: float
+    eps: float
+    params: list[Tensor]  # those that have a gradient
+    grads: list[Tensor]
+    ratios: list[float]  # of each parameter's step to the common one
+    slope: float  # along the ratio-weighted gradient; negative or zero
+    closure: Closure | None = None
+    does_backward: bool = False
+    moment: Moment | None = None
+
+
+class LineOptimizer(torch.optim.Optimizer):
+    """A `torch.optim.Optimizer` whose step comes from a step rule on one line through all of its groups.
+
+    A new optimiser is a constructor that puts numbers into ``defaults`` and a method `_rule` that makes the step rule from
+    them. Everything that must survive a checkpoint lies in ``param_groups`` as numbers and in ``state`` as tensors.
+    """
+
+    _searches = False  # whether the rule evaluates the loss at trial points, so that it needs a closure
+
+    def __init__(self, params: Params, defaults: dict[str, Any]):
+        name = type(self).__name__
+        _require(name, "lr", defaults["lr"], 0 < defaults["lr"] < inf, "must be positive and finite")
+        averaging = defaults["averaging"]
+        if isinstance(averaging, bool):
+            averaging = 0.0 if averaging else None
+        fits = averaging is None or 0 <= averaging < inf
+        _require(name, "averaging", averaging, fits, "must be True, False, or a power of at least 0")
+        own = {"k": 0, "remembered": None, "last_step_size": 0.0, "last_checks": 0, "last_status": 0}
+        mode = {"averaging": averaging, "weight_sum": 0.0, "train_mode": True}
+        if isinstance(params, Tensor):
+            raise TypeError(f"`{name}(params=...)` must be an iterable of tensors or dicts; put the tensor into a list")
+        params = list(params)
+        if not params:
+            raise ValueError(f"`{name}(params=...)` is empty; pass model.parameters() or a list of tensors")
+        super().__init__(params, {**defaults, **mode, **own})
+        self._rule(self.param_groups[0])  # so that a bad argument is named now, not at the first step
+        if not any(p.requires_grad for p in self._all()):
+            raise ValueError(f"`{name}(params=...)`: none of the tensors requires grad; call requires_grad_() on them")
+
+    # --- what users call
+
+    def step(self, closure: Closure | None = None, step_closure: Closure | None = None, *, loss: Any = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: Returns the loss. It may be the usual torch closure that calls ``zero_grad`` and ``backward``; one that
+                only returns the loss is cheaper, since then trial points need no backward pass.
+            step_closure: The loss on an independent batch, which alone decides the step; the direction stays that of ``closure``.
+            loss: In place of a closure, after ``loss.backward()``: for rules that need no trial points (and with GradScaler).
+
+        Returns:
+            The loss at the parameters before the step, as the closure gave it.
+        """
+        name = type(self).__name__
+        if not self.param_groups[0]["train_mode"]:
+            raise RuntimeError(f"`{name}.step()` in evaluation mode; call optimizer.train() before training goes on")
+        with torch.no_grad():
+            if closure is None:
+                if loss is None and not self._any_gradient():
+                    self._initialise()  # distributed checkpointing asks for this on zero gradients
+                    return None
+                if loss is None or self._searches or step_closure is not None:
+                    wanted = (
+                        "step(closure)" if self._searches else "step(closure) or, after backward(), step(loss=loss)"
+                    )
+                    raise ValueError(f"`{name}.step()` sets its step from the loss: call {wanted}")
+                found = self._given(loss)
+                judged = found
+            else:
+                if loss is not None:
+                    raise ValueError(f"`{name}.step(closure, loss=...)`: pass one of the two")
+                # the batch that judges goes first, so that .grad ends as the main closure leaves it
+                judged_first = None if step_closure is None else self._evaluate(step_closure, keep_grad=True)
+                found = self._evaluate(closure)
+                judged = judged_first or found
+            self._advance(found, judged)
+            return found.loss
+
+    @property
+    def last_step_size(self) -> float:
+        """The step that was really taken last, of the first group (each group's is in ``param_groups``)."""
+        return self.param_groups[0]["last_step_size"]
+
+    @property
+    def last_status(self) -> Status:
+        """How the last step ended; its ``advice`` says what to do."""
+        return Status(self.param_groups[0]["last_status"])
+
+    @property
+    def last_checks(self) -> int:
+        """How many trial points the last step evaluated."""
+        return self.param_groups[0]["last_checks"]
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        """Put the averaged iterate into the parameters, for evaluation or saving. Nothing happens without averaging."""
+        if self.param_groups[0]["train_mode"]:
+            for p in self._all():
+                if "average" in self.state[p]:
+                    self.state[p]["iterate"] = p.detach().clone()
+                    p.copy_(self.state[p]["average"])
+        self._set(train_mode=False)
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Put the iterate back into the parameters, so that training goes on."""
+        if not self.param_groups[0]["train_mode"]:
+            for p in self._all():
+                if "iterate" in self.state[p]:
+                    p.copy_(self.state[p].pop("iterate"))
+        self._set(train_mode=True)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its ``lr`` sets the ratio of its steps to those of the others."""
+        super().add_param_group(param_group)
+        name, group = type(self).__name__, self.param_groups[-1]
+        for p in group["params"]:
+            if not p.is_floating_point():
+                raise ValueError(
+                    f"`{name}(params=...)`: a tensor of shape {tuple(p.shape)} has dtype {p.dtype}; only real "
+                    "floating-point parameters can be optimised (split a complex one with torch.view_as_real)"
+                )
+            if p.layout is not torch.strided:
+                raise ValueError(f"`{name}(params=...)`: a tensor of shape {tuple(p.shape)} is sparse; use to_dense()")
+        devices = sorted({str(p.device) for p in self._all()})
+        if len(devices) > 1:
+            raise ValueError(f"`{name}(params=...)`: tensors are spread over {', '.join(devices)}; use one device")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a saved state. Averages of half-precision parameters keep the precision they were saved in."""
+        super().load_state_dict(state_dict)
+        saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        for index, p in zip(saved, self._all(), strict=True):
+            for key, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != p.dtype:
+                    self.state[p][key] = value.to(p.device, copy=True)
+
+    # --- what optimisers say about themselves
+
+    def _rule(self, group: dict[str, Any]) -> StepRule:
+        """The step rule, from the numbers in the first group; its ceiling is ``lr``."""
+        raise NotImplementedError
+
+    # --- evaluations
+
+    def _evaluate(self, closure: Closure, keep_grad: bool = False) -> _Evaluation:
+        """Call a closure of either kind and collect loss and gradient."""
+        params = [p for p in self._all() if p.requires_grad]
+        moment = Moment.now(params[0].device) if self._searches and params else None
+        ran_backward: list[bool] = []
+        hooks = [_on_accumulation(p, lambda _: ran_backward.append(True)) for p in params]
+        with _stashed_grads(params if keep_grad else []):
+            try:
+                with torch.enable_grad():
+                    loss = closure()
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            if ran_backward:
+                grads: Sequence[Tensor | None] = [p.grad for p in params]
+            else:
+                grads = self._own_gradient(loss, params)
+        return replace(
+            self._collect(loss, params, grads), closure=closure, does_backward=bool(ran_backward), moment=moment
+        )
+
+    def _own_gradient(self, loss: Any, params: list[Tensor]) -> Sequence[Tensor | None]:
+        name = type(self).__name__
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"`{name}.step(closure)`: closure must return the loss, a scalar tensor; got {got}")
+        if not loss.requires_grad:
+            raise ValueError(
+                f"`{name}.step(closure)`: the loss has no gradient and the closure did not call backward(). Look for "
+                ".detach(), .item() or no_grad() in the closure, and that it uses the parameters given to the optimiser."
+            )
+        grads = gradient(loss, params)
+        if all(grad is None for grad in grads):
+            raise ValueError(f"`{name}.step(closure)`: the loss does not depend on the parameters of the optimiser")
+        return grads
+
+    def _given(self, loss: Any) -> _Evaluation:
+        params = [p for p in self._all() if p.requires_grad]
+        return self._collect(loss, params, [p.grad for p in params])
+
+    def _collect(self, loss: Any, params: list[Tensor], grads: Sequence[Tensor | None]) -> _Evaluation:
+        name = type(self).__name__
+        if (isinstance(loss, Tensor) and loss.numel() != 1) or not isinstance(loss, Tensor | float | int):
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"`{name}.step(...)`: the loss must be a scalar tensor or a number; got {got}")
+        if any(grad is not None and grad.is_sparse for grad in grads):
+            raise ValueError(f"`{name}` does not support sparse gradients; use dense layers (Embedding(sparse=False))")
+        ratio = self._ratios()
+        kept = [(p, g, ratio[p]) for p, g in zip(params, grads, strict=True) if g is not None]
+        used, grads_, ratios = [p for p, _, _ in kept], [g for _, g, _ in kept], [r for _, _, r in kept]
+        norms = self._norms(grads_)
+        # one transfer for everything that must be known as numbers
+        scalars = [norm.double() for norm in norms]
+        if isinstance(loss, Tensor):
+            scalars.append(loss.detach().double().reshape(()))
+        sizes = torch.stack(scalars).tolist() if scalars else []
+        value = sizes.pop() if isinstance(loss, Tensor) else float(loss)
+        eps = torch.finfo(loss.dtype).eps if isinstance(loss, Tensor) and loss.is_floating_point() else 2.0**-52
+        slope = -sum(r * n * n for r, n in zip(ratios, sizes, strict=True))
+        return _Evaluation(loss, self._sign() * value, eps, used, grads_, ratios, slope)
+
+    def _norms(self, grads: list[Tensor]) -> list[Tensor]:
+        if not grads:
+            return []
+        wide = [torch.promote_types(g.dtype, torch.float32) for g in grads]
+        if self.param_groups[0]["foreach"] is not False and len(set(wide)) == 1:
+            return list(torch._foreach_norm(grads, 2, dtype=wide[0]))
+        return [torch.linalg.vector_norm(g, dtype=dtype) for g, dtype in zip(grads, wide, strict=True)]
+
+    # --- the step
+
+    def _advance(self, found: _Evaluation, judged: _Evaluation) -> None:
+        """Choose the step on the judging loss, take it along the other's gradient."""
+        first = self.param_groups[0]
+        memory = Memory(first["k"], first["remembered"])
+        if not (isfinite(found.value) and isfinite(found.slope)):
+            step = Step(0.0, memory, status=Status.NON_FINITE)
+        elif self._ceiling() == 0.0:
+            step = Step(0.0, memory, status=Status.STATIONARY)
+        else:
+            with self._trials(judged) as at:
+                line = Line(judged.value, judged.slope, at, eps=judged.eps)
+                step = self._rule({**first, "lr": self._ceiling()}).choose(line, memory)
+        if step.size > 0.0:
+            self._move(found, step.size)
+            self._average(step)
+        self._remember(step)
+
+    def _move(self, found: _Evaluation, size: float) -> None:
+        """params <- params - size * ratio * gradient."""
+        self._add(found.params, found.grads, [-size * r * self._sign() for r in found.ratios])
+
+    def _add(self, params: list[Tensor], tensors: list[Tensor], factors: list[float]) -> None:
+        if self.param_groups[0]["foreach"] is False:
+            for p, tensor, factor in zip(params, tensors, factors, strict=True):
+                p.add_(tensor, alpha=factor)
+        elif len(set(factors)) == 1:
+            torch._foreach_add_(params, tensors, alpha=factors[0])
+        else:
+            torch._foreach_add_(params, torch._foreach_mul(tensors, factors))
+
+    @contextmanager
+    def _trials(self, judged: _Evaluation) -> Iterator[Callable[[float], float]]:
+        """phi(t) along the judging gradient. Afterwards the parameters are bit for bit where they were."""
+        saved: list[Tensor] = []
+
+        def at(t: float) -> float:
+            assert judged.closure is not None
+            if not saved:
+                saved.extend(p.detach().clone() for p in judged.params)
+            torch._foreach_copy_(judged.params, saved)
+            self._move(judged, t)
+            with (
+                still(judged.params[0].device, judged.moment),
+                torch.set_grad_enabled(judged.does_backward),
+                _stashed_grads(judged.params if judged.does_backward else []),
+            ):
+                return self._sign() * float(judged.closure())
+
+        try:
+            yield at
+        finally:
+            if saved:
+                torch._foreach_copy_(judged.params, saved)
+
+    def _average(self, step: Step) -> None:
+        """Weights (k + 1)^power: power 0 is the plain mean of all iterates after a step (Theorem 1)."""
+        power = self.param_groups[0]["averaging"]
+        if power is None:
+            return
+        self._initialise()
+        weight = float(step.memory.k) ** power
+        total = self.param_groups[0]["weight_sum"] + weight
+        self._set(weight_sum=total)
+        for p in self._all():
+            average = self.state[p]["average"]
+            average.lerp_(p.detach().to(average.dtype), weight / total)
+
+    def _initialise(self) -> None:
+        if self.param_groups[0]["averaging"] is not None:
+            for p in self._all():
+                if "average" not in self.state[p]:
+                    wide = torch.promote_types(p.dtype, torch.float32)
+                    self.state[p]["average"] = p.detach().clone().to(wide)
+
+    def _remember(self, step: Step) -> None:
+        before = self.last_status
+        self._set(k=step.memory.k, remembered=step.memory.step, last_checks=step.checks, last_status=int(step.status))
+        ceiling = self._ceiling()
+        for group in self.param_groups:
+            group["last_step_size"] = step.size * float(group["lr"]) / ceiling if ceiling > 0 else 0.0
+        if step.status is not before and step.status in (Status.NON_FINITE, Status.BELOW_BOUND):
+            logger.warning("%s, step %d: %s", type(self).__name__, step.memory.k, step.status.advice)
+
+    # --- small things
+
+    def _all(self) -> Iterator[Tensor]:
+        return chain.from_iterable(group["params"] for group in self.param_groups)
+
+    def _set(self, **numbers: Any) -> None:
+        for group in self.param_groups:
+            group.update(numbers)
+
+    def _any_gradient(self) -> bool:
+        return any(p.grad is not None and bool(p.grad.any()) for p in self._all())
+
+    def _ceiling(self) -> float:
+        return max(float(group["lr"]) for group in self.param_groups)
+
+    def _ratios(self) -> dict[Tensor, float]:
+        ceiling = self._ceiling()
+        return {
+            p: float(group["lr"]) / ceiling if ceiling > 0 else 0.0
+            for group in self.param_groups
+            for p in group["params"]
+        }
+
+    def _sign(self) -> float:
+        return -1.0 if self.param_groups[0]["maximize"] else 1.0
+
+
+@contextmanager
+def _stashed_grads(params: list[Tensor]) -> Iterator[None]:
+    """Within this context ``.grad`` is empty and may be written; afterwards it is what it was."""
+    grads = [p.grad for p in params]
+    for p in params:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+
+
+def _on_accumulation(p: Tensor, hook: Callable[[Tensor], None]) -> Any:
+    return p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def _require(name: str, argument: str, value: Any, holds: bool, rule: str) -> None:
+    if not holds:
+        raise ValueError(f"`{name}({argument}={value!r})`: {argument} {rule}")
