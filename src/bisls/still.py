@@ -61,8 +61,7 @@ def still(device: torch.device, replay: Moment | None = None, buffers: Iterable[
             seen.add(id(part))
 
     handle = register_module_forward_pre_hook(remember)
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(device.type):
-        torch.clear_autocast_cache()
+    torch.clear_autocast_cache()
     if replay is not None:
         replay.restore()
     try:
@@ -75,6 +74,5 @@ def still(device: torch.device, replay: Moment | None = None, buffers: Iterable[
             for part, name, buffer, value in found:
                 buffer.copy_(value)
                 part._buffers[name] = buffer
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(device.type):
-            torch.clear_autocast_cache()
+        torch.clear_autocast_cache()
         before.restore()

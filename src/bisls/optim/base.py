@@ -267,6 +267,7 @@ class LineOptimizer(torch.optim.Optimizer):
     def _move(self, found: _Evaluation, size: float) -> None:
         """params <- params - size * ratio * gradient."""
         self._add(found.params, found.grads, [-size * r * self._sign() for r in found.ratios])
+        torch.clear_autocast_cache()  # where the step is taken inside autocast, its casts of the weights are now old
 
     def _add(self, params: list[Tensor], tensors: list[Tensor], factors: list[float]) -> None:
         if self.param_groups[0]["foreach"] is False:
@@ -293,7 +294,8 @@ class LineOptimizer(torch.optim.Optimizer):
                 torch.set_grad_enabled(judged.does_backward),
                 _stashed_grads(judged.params if judged.does_backward else []),
             ):
-                return self._sign() * float(judged.closure())
+                value = judged.closure()
+                return self._sign() * (value.item() if isinstance(value, Tensor) else float(value))
 
         try:
             yield at

@@ -1,0 +1,597 @@
+"""Every optimiser is a row of one table, and every property that makes it native to torch is asked of every row."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import pickle
+from contextlib import nullcontext
+from math import inf, nan, sqrt
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+from bisls import Status, optim
+
+# name -> (class, arguments, whether it evaluates trial points)
+TABLE = {
+    "SPSMax": (optim.SPSMax, {}, False),
+    "SPSMax averaged": (optim.SPSMax, {"averaging": 2.0}, False),
+    "DecSPS": (optim.DecSPS, {}, False),
+    "SPSB": (optim.SPSB, {}, False),
+    "SPSB averaged": (optim.SPSB, {"lr": 10.0, "averaging": True}, False),
+    "SLS": (optim.SLS, {}, True),
+    "SLS of the paper": (optim.SLS, {"shrink": 0.9, "grow": None, "f_min": None}, True),
+    "SLSB": (optim.SLSB, {}, True),
+    "SLSB averaged": (optim.SLSB, {"lr": 10.0, "averaging": True}, True),
+}
+
+
+@pytest.fixture(params=TABLE, name="row")
+def _row(request):
+    return TABLE[request.param]
+
+
+def make(row, params, **more):
+    cls, arguments, _ = row
+    return cls(params, **{**arguments, **more})
+
+
+class Task:
+    """A small regression with a model of two layers; batch k is always the same."""
+
+    def __init__(self, dtype=torch.float32, model=None, seed=0):
+        rng = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(64, 5, generator=rng).to(dtype)
+        self.y = (self.x.float() @ torch.randn(5, 2, generator=rng) + 0.3).to(dtype) + 0.1
+        torch.manual_seed(seed)
+        self.model = (model or nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))).to(dtype)
+
+    def loss(self, k=0):
+        rows = slice(8 * (k % 8), 8 * (k % 8) + 8)
+        return ((self.model(self.x[rows]) - self.y[rows]) ** 2).mean()
+
+    def parameters(self):
+        return [p.detach().clone() for p in self.model.parameters()]
+
+
+def run(task, optimizer, steps, first=0, torch_closure=False):
+    losses = []
+    for k in range(first, first + steps):
+
+        def closure(k=k):
+            loss = task.loss(k)
+            if torch_closure:
+                optimizer.zero_grad()
+                loss.backward()
+            return loss
+
+        losses.append(optimizer.step(closure).item())
+    return losses
+
+
+def same(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def test_it_optimises(row):
+    task = Task()
+    optimizer = make(row, task.model.parameters())
+    with torch.no_grad():
+        before = sum(task.loss(k).item() for k in range(8))
+    run(task, optimizer, 120)
+    optimizer.eval()
+    with torch.no_grad():
+        after = sum(task.loss(k).item() for k in range(8))
+    assert after < 0.5 * before
+    assert 0 < optimizer.last_step_size < inf
+    assert optimizer.last_status is Status.OK
+
+
+def test_both_kinds_of_closure_give_the_same_run(row):
+    plain, usual = Task(), Task()
+    a, b = make(row, plain.model.parameters()), make(row, usual.model.parameters())
+    assert run(plain, a, 12) == run(usual, b, 12, torch_closure=True)
+    assert same(plain.parameters(), usual.parameters())
+    assert all(
+        p.grad is None for p in plain.model.parameters()
+    )  # a closure that only returns the loss leaves .grad alone
+    # .grad after a torch closure is the gradient of the closure at the point before the step, whatever was tried in between
+    fresh = Task()
+    run(fresh, make(row, fresh.model.parameters()), 11)
+    fresh.model.zero_grad()
+    fresh.loss(11).backward()
+    assert same([p.grad for p in fresh.model.parameters()], [p.grad for p in usual.model.parameters()])
+
+
+def test_loss_in_place_of_a_closure(row):
+    with_closure, with_loss = Task(), Task()
+    a, b = make(row, with_closure.model.parameters()), make(row, with_loss.model.parameters())
+    for k in range(6):
+        b.zero_grad()
+        loss = with_loss.loss(k)
+        loss.backward()
+        if row[2]:
+            with pytest.raises(ValueError, match=r"step\(closure\)"):
+                b.step(loss=loss)
+            return
+        b.step(loss=loss)
+        run(with_closure, a, 1, first=k)
+    assert same(with_closure.parameters(), with_loss.parameters())
+
+
+def test_grad_scaler_passes_the_loss(row):
+    if row[2]:
+        pytest.skip("a search needs a closure, which GradScaler refuses")
+    plain, scaled = Task(), Task()
+    a, b = make(row, plain.model.parameters()), make(row, scaled.model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    run(plain, a, 5)
+    for k in range(5):
+        b.zero_grad()
+        loss = scaled.loss(k)
+        scaler.scale(loss).backward()
+        scaler.step(b, loss=loss)
+        scaler.update()
+    for p, q in zip(plain.parameters(), scaled.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_zero_gradients_do_not_raise(row):
+    task = Task()
+    optimizer = make(row, task.model.parameters())
+    before = task.parameters()
+    assert optimizer.step() is None
+    for p in task.model.parameters():
+        p.grad = torch.zeros_like(p)
+    assert optimizer.step(closure=None) is None
+    w = torch.tensor([1.0, -2.0], requires_grad=True)
+    flat = make(row, [w])
+    assert flat.step(lambda: (w * 0.0).sum() + 3.0).item() == 3.0
+    assert flat.last_status is Status.STATIONARY
+    assert same(before, task.parameters())
+    assert w.tolist() == [1.0, -2.0]
+
+
+def test_gradients_without_a_loss_are_named(row):
+    task = Task()
+    optimizer = make(row, task.model.parameters())
+    task.loss().backward()
+    with pytest.raises(ValueError, match=r"sets its step from the loss: call step\(closure\)"):
+        optimizer.step()
+
+
+def test_two_samples_the_step_from_an_independent_batch(row):
+    # the step is that of the second batch alone, the direction that of the first
+    task, judge = Task(), Task()
+    optimizer, alone = make(row, task.model.parameters()), make(row, judge.model.parameters())
+    before = task.parameters()
+    optimizer.step(lambda: task.loss(0), lambda: task.loss(3))
+    alone.step(lambda: judge.loss(3))
+    assert optimizer.last_step_size == alone.last_step_size > 0
+    other = Task()
+    gradient = torch.autograd.grad(other.loss(0), list(other.model.parameters()))
+    if optimizer.param_groups[0].get("interpolation") is None:
+        for p, q, g in zip(before, task.parameters(), gradient, strict=True):
+            torch.testing.assert_close(q, p - optimizer.last_step_size * g)
+    run(task, optimizer, 3)  # and both kinds of call can follow one another
+
+
+def test_two_samples_with_torch_closures_leave_the_first_ones_gradient(row):
+    task = Task()
+    optimizer = make(row, task.model.parameters())
+
+    def closure(k):
+        def call():
+            optimizer.zero_grad()
+            loss = task.loss(k)
+            loss.backward()
+            return loss
+
+        return call
+
+    before = Task()
+    before.loss(0).backward()
+    optimizer.step(closure(0), closure(3))
+    assert same([p.grad for p in task.model.parameters()], [p.grad for p in before.model.parameters()])
+
+
+def test_groups_share_one_norm_and_keep_their_ratio(row):
+    w = torch.tensor([3.0, 1.0], dtype=torch.float64, requires_grad=True)
+    v = torch.tensor([-2.0], dtype=torch.float64, requires_grad=True)
+    top = row[1].get("lr", 1.0)
+    optimizer = make(row, [{"params": [w]}, {"params": [v], "lr": top / 4}])
+
+    def loss():
+        return (w**2).sum() + (3 * v**2).sum() + 1.0
+
+    before = w.detach().clone(), v.detach().clone()
+    gradient = torch.autograd.grad(loss(), [w, v])
+    optimizer.step(loss)
+    steps = [group["last_step_size"] for group in optimizer.param_groups]
+    assert steps[1] == pytest.approx(steps[0] / 4)
+    assert steps == [group["last_step_size"] for group in optimizer.state_dict()["param_groups"]]
+    if optimizer.param_groups[0].get("interpolation") is None:
+        torch.testing.assert_close(w.detach(), before[0] - steps[0] * gradient[0])
+        torch.testing.assert_close(v.detach(), before[1] - steps[1] * gradient[1])
+    if isinstance(optimizer, optim.SPSMax | optim.SPSB):
+        value = 9 + 1 + 12 + 1
+        assert steps[0] == pytest.approx(min(top, value / (36 + 4 + 144 / 4)))
+
+
+def test_resume_is_exact(row, tmp_path):
+    whole, part = Task(), Task()
+    a = make(row, whole.model.parameters())
+    torch.manual_seed(5)
+    losses = run(whole, a, 20)
+    b = make(row, part.model.parameters())
+    torch.manual_seed(5)
+    run(part, b, 9)
+    torch.save({"model": part.model.state_dict(), "optimizer": b.state_dict()}, tmp_path / "state.pt")
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    again = Task(seed=0)
+    c = make(row, again.model.parameters(), lr=123.0)  # everything, the ceiling too, comes from the checkpoint
+    again.model.load_state_dict(saved["model"])
+    c.load_state_dict(saved["optimizer"])
+    assert run(again, c, 11, first=9) == losses[9:]
+    assert same(whole.parameters(), again.parameters())
+    a.eval()
+    c.eval()
+    assert same(whole.parameters(), again.parameters())
+
+
+def test_pickle_and_deepcopy_go_on_alike(row):
+    task = Task()
+    run(task, optimizer := make(row, task.model.parameters()), 5)
+    bundle = {"model": task.model, "optimizer": optimizer}
+    buffer = io.BytesIO()
+    torch.save(bundle, buffer)
+    buffer.seek(0)
+    clones = [copy.deepcopy(bundle), pickle.loads(pickle.dumps(bundle)), torch.load(buffer, weights_only=False)]
+    losses = run(task, optimizer, 6, first=5)
+    for clone in clones:
+        other = Task()
+        other.model = clone["model"]
+        assert run(other, clone["optimizer"], 6, first=5) == losses
+        assert same(task.parameters(), other.parameters())
+
+
+def test_schedulers_act_on_the_ceiling(row):
+    task = Task()
+    optimizer = make(row, task.model.parameters())
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 1e-3 if k >= 3 else 1.0)
+    top = row[1].get("lr", 1.0)
+    sizes = []
+    for k in range(6):
+        run(task, optimizer, 1, first=k)
+        sizes.append(optimizer.last_step_size)
+        scheduler.step()
+    assert max(sizes[3:]) <= 1e-3 * max(top, sizes[2]) * 2.001
+    assert sizes[2] > sizes[3] > 0
+    for other in (
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10, cycle_momentum=False),
+        torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+    ):
+        optimizer.step(task.loss)
+        other.step(1.0) if isinstance(other, torch.optim.lr_scheduler.ReduceLROnPlateau) else other.step()
+
+
+def test_hooks_run(row):
+    task = Task()
+    optimizer = make(row, task.model.parameters())
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    run(task, optimizer, 2)
+    assert seen == ["before", "after"] * 2
+
+
+def test_maximize_is_minimising_the_negative(row):
+    a, b = (torch.tensor([1.5, -0.5], requires_grad=True) for _ in range(2))
+
+    def cost(w):
+        return ((w - 0.3) ** 2 * torch.tensor([3.0, 1.0])).sum()
+
+    down, up = make(row, [a]), make(row, [b], maximize=True)
+    for _ in range(6):
+        down.step(lambda: cost(a))
+        up.step(lambda: -cost(b))
+    assert torch.equal(a, b)
+    assert cost(a) < cost(torch.tensor([1.5, -0.5]))
+
+
+def test_foreach_does_not_change_the_result(row):
+    fast, slow = Task(), Task()
+    a = make(row, fast.model.parameters(), foreach=True)
+    b = make(row, slow.model.parameters(), foreach=False)
+    assert run(fast, a, 10) == run(slow, b, 10)
+    assert same(fast.parameters(), slow.parameters())
+
+
+def test_half_precision_parameters(row):
+    task = Task(dtype=torch.bfloat16)
+    optimizer = make(row, task.model.parameters())
+    losses = run(task, optimizer, 40)
+    assert sum(losses[-8:]) < sum(losses[:8])
+    optimizer.eval()
+    assert all(p.dtype is torch.bfloat16 and torch.isfinite(p).all() for p in task.model.parameters())
+    state = copy.deepcopy(optimizer.state_dict())
+    other = Task(dtype=torch.bfloat16)
+    again = make(row, other.model.parameters())
+    again.load_state_dict(state)
+    for p, q in zip(task.model.parameters(), other.model.parameters(), strict=True):
+        for key, value in optimizer.state[p].items():
+            assert again.state[q][key].dtype is value.dtype  # torch alone would round averages to bfloat16
+            assert torch.equal(again.state[q][key], value)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_autocast(row, outside):
+    task = Task()
+    optimizer = make(row, task.model.parameters())
+
+    def closure():
+        with nullcontext() if outside else torch.autocast("cpu", torch.bfloat16):
+            return ((task.model(task.x).float() - task.y) ** 2).mean()
+
+    losses = []
+    for _ in range(30):
+        with torch.autocast("cpu", torch.bfloat16, enabled=outside):
+            losses.append(optimizer.step(closure).item())
+    assert losses[-1] < 0.7 * losses[0]
+    assert len(set(losses)) > 10  # weights cached by autocast would show as a loss that does not move
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_distributed_checkpointing_reads_and_writes_the_state(row, flatten):
+    options = StateDictOptions(flatten_optimizer_state_dict=flatten)
+    task, other = Task(), Task()
+    a, b = make(row, task.model.parameters()), make(row, other.model.parameters())
+    run(task, a, 7)
+    state = get_optimizer_state_dict(task.model, a, options=options)
+    other.model.load_state_dict(task.model.state_dict())
+    set_optimizer_state_dict(other.model, b, copy.deepcopy(state), options=options)
+    assert run(task, a, 5, first=7) == run(other, b, 5, first=7)
+    assert same(task.parameters(), other.parameters())
+    # also before the first step, when it asks for a step on zero gradients
+    get_optimizer_state_dict(other.model, make(row, other.model.parameters()), options=options)
+
+
+@pytest.mark.parametrize("bad", [nan, inf, -inf])
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_value_that_is_not_finite_changes_nothing(row, bad, where, caplog):
+    task = Task()
+    optimizer = make(row, task.model.parameters())
+    run(task, optimizer, 4)
+    before, remembered = task.parameters(), optimizer.param_groups[0]["remembered"]
+    state = copy.deepcopy(optimizer.state_dict()["state"])
+
+    def closure():
+        loss = task.loss(4)
+        if where == "loss":
+            return loss * bad
+        first = next(task.model.parameters())
+        first.register_hook(lambda g: g * bad)
+        return loss
+
+    with caplog.at_level(logging.WARNING, logger="bisls"):
+        optimizer.step(closure)
+        optimizer.step(closure)
+    next(task.model.parameters())._backward_hooks = None
+    assert len(caplog.records) == 1  # said once, not at every step
+    assert "NaN or infinite" in caplog.text
+    assert optimizer.last_status is Status.NON_FINITE
+    assert optimizer.last_step_size == 0.0
+    assert optimizer.param_groups[0]["remembered"] == remembered
+    assert same(before, task.parameters())
+    for key, value in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value[name], state[key][name]) for name in value)
+    losses = run(task, optimizer, 30, first=5)
+    assert sum(losses[-8:]) < sum(losses[:8])
+
+
+def test_trials_leave_no_trace(row):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Dropout(0.5), nn.Linear(7, 2))
+    task = Task(model=model)
+    reference = copy.deepcopy(model)
+    optimizer = make(row, model.parameters(), lr=100.0)
+    torch.manual_seed(11)
+    optimizer.step(task.loss)
+    drawn = torch.rand(3)
+    torch.manual_seed(11)
+    with torch.no_grad():
+        reference(task.x[:8])  # one forward pass
+    assert torch.equal(drawn, torch.rand(3))
+    for mine, theirs in zip(model.buffers(), reference.buffers(), strict=True):
+        assert torch.equal(mine, theirs)
+    if row[2]:
+        assert optimizer.last_checks >= 1
+
+
+def test_a_search_sees_the_same_dropout_mask_on_both_sides():
+    w = torch.ones(50, requires_grad=True)
+    optimizer = optim.SLS([w], lr=0.01)
+    masks = []
+
+    def closure():
+        mask = nn.functional.dropout(torch.ones(50), 0.5)
+        masks.append(mask)
+        return (mask * w**2).mean()
+
+    for _ in range(3):
+        masks.clear()
+        optimizer.step(closure)
+        assert len(masks) == 1 + optimizer.last_checks >= 2
+        assert all(torch.equal(masks[0], mask) for mask in masks)
+
+
+def test_parameters_without_gradient_are_skipped(row):
+    used, unused = torch.tensor([2.0], requires_grad=True), torch.tensor([5.0], requires_grad=True)
+    frozen = torch.tensor([7.0])
+    optimizer = make(row, [used, unused, frozen])
+    for _ in range(3):
+        optimizer.step(lambda: ((used - 1) ** 2).sum())
+    assert used.item() != 2.0
+    assert (unused.item(), frozen.item()) == (5.0, 7.0)
+
+
+def test_groups_may_join_later(row):
+    w, v = torch.tensor([2.0], requires_grad=True), torch.tensor([5.0], requires_grad=True)
+    optimizer = make(row, [w])
+    optimizer.step(lambda: ((w - 1) ** 2).sum() + ((v - 1) ** 2).sum())
+    optimizer.add_param_group({"params": [v]})
+    for _ in range(20):
+        optimizer.step(lambda: ((w - 1) ** 2).sum() + ((v - 1) ** 2).sum())
+    assert abs(v.item() - 1) < 3.5
+    assert [group["k"] for group in optimizer.param_groups] == [21, 21]
+
+
+def test_averaging_switches_between_iterate_and_average(row):
+    if not row[1].get("averaging"):
+        pytest.skip("without an average there is nothing to switch")
+    power = float(row[1]["averaging"]) if row[1]["averaging"] is not True else 0.0
+    task = Task()
+    optimizer = make(row, task.model.parameters())
+    iterates = []
+    for k in range(9):
+        run(task, optimizer, 1, first=k)
+        iterates.append(task.parameters())
+    weights = torch.tensor([float(k + 1) ** power for k in range(9)])
+    expected = [sum(w * it[i] for w, it in zip(weights, iterates, strict=True)) / weights.sum() for i in range(4)]
+    optimizer.eval()
+    optimizer.eval()
+    for p, mean in zip(task.parameters(), expected, strict=True):
+        torch.testing.assert_close(p, mean)
+    with pytest.raises(RuntimeError, match=r"call optimizer.train\(\)"):
+        optimizer.step(task.loss)
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.train()
+    optimizer.train()
+    assert same(task.parameters(), iterates[-1])
+    # a checkpoint taken in evaluation mode goes on from the iterate
+    other = Task()
+    again = make(row, other.model.parameters())
+    again.load_state_dict(state)
+    again.train()
+    assert same(other.parameters(), iterates[-1])
+
+
+# --- bad input
+
+
+def test_bad_input_is_named(row):
+    cls = row[0].__name__
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+    for params, message in [
+        ([], rf"`{cls}\(params=...\)` is empty"),
+        ([torch.ones(2)], "none of the tensors requires grad"),
+        ([torch.ones(2, dtype=torch.complex64, requires_grad=True)], "complex64; only real"),
+        ([w, torch.ones(2, device="meta", requires_grad=True)], "spread over cpu, meta; use one device"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make(row, params)
+    with pytest.raises(TypeError, match="put the tensor into a list"):
+        make(row, w)
+    with pytest.raises(ValueError, match=rf"`{cls}\(lr=-1.0\)`: lr must be positive"):
+        make(row, [w], lr=-1.0)
+    if "averaging" in row[0].__init__.__kwdefaults__:
+        with pytest.raises(ValueError, match=rf"`{cls}\(averaging=-1.0\)`"):
+            make(row, [w], averaging=-1.0)
+    optimizer = make(row, [w])
+    for closure, message in [
+        (lambda: w * 2, r"closure must return the loss, a scalar tensor; got shape \(2,\)"),
+        (lambda: None, "got NoneType"),
+        (lambda: 3.0, "got float"),
+        (lambda: w.detach().sum(), "the loss has no gradient and the closure did not call"),
+        (lambda: torch.ones(1, requires_grad=True).sum(), "does not depend on the parameters"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            optimizer.step(closure)
+    assert w.tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="pass one of the two"):
+        optimizer.step(lambda: w.sum(), loss=w.sum())
+
+
+def test_sparse_gradients_are_refused(row):
+    embedding = nn.Embedding(5, 3, sparse=True)
+    optimizer = make(row, embedding.parameters())
+    with pytest.raises(ValueError, match="does not support sparse gradients"):
+        optimizer.step(lambda: embedding(torch.tensor([1, 2])).square().sum())
+
+
+def test_bad_numbers_are_named_at_once():
+    w = torch.tensor([1.0], requires_grad=True)
+    for make_, message in [
+        (lambda: optim.SPSB([w], c=0.0), r"c=0.0"),
+        (lambda: optim.SLS([w], c=1.5), r"sufficient=1.5"),
+        (lambda: optim.SLS([w], shrink=1.2), r"shrink=1.2"),
+        (lambda: optim.SLSB([w], power=-1.0), r"power=-1.0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make_()
+
+
+# --- against independent references
+
+
+def test_spsb_is_momo_without_momentum():
+    momo = pytest.importorskip("momo")
+    ours, theirs = Task(dtype=torch.float64), Task(dtype=torch.float64)
+    a = optim.SPSB(ours.model.parameters(), lr=0.7)
+    b = momo.Momo(theirs.model.parameters(), lr=0.7, beta=0.0, lb=0.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(b, lambda k: 1 / sqrt(k + 1))
+    capped = free = 0
+    for k in range(60):
+        b.zero_grad()
+        loss = theirs.loss(k)
+        loss.backward()
+        b.step(loss=loss)
+        scheduler.step()
+        run(ours, a, 1, first=k)
+        at_ceiling = a.last_step_size == pytest.approx(0.7 / sqrt(k + 1))
+        capped, free = capped + at_ceiling, free + (not at_ceiling)
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)
+    assert min(capped, free) >= 5  # both branches of the minimum were taken
+
+
+def test_slsb_is_a_plain_loop():
+    ours, plain = Task(dtype=torch.float64), Task(dtype=torch.float64)
+    optimizer = optim.SLSB(ours.model.parameters(), lr=3.0, c=0.2, shrink=0.7, f_min=None)
+    params = list(plain.model.parameters())
+    for k in range(40):
+        loss = plain.loss(k)
+        grads = torch.autograd.grad(loss, params)
+        square = sum((g * g).sum() for g in grads)
+        start, t, checks = [p.detach().clone() for p in params], 3.0 / sqrt(k + 1), 0
+        with torch.no_grad():
+            while True:
+                for p, s, g in zip(params, start, grads, strict=True):
+                    p.copy_(s - t * g)
+                checks += 1
+                if plain.loss(k) <= loss - 0.2 * t * square:
+                    break
+                t *= 0.7
+        run(ours, optimizer, 1, first=k)
+        assert optimizer.last_checks == checks
+        assert optimizer.last_step_size == pytest.approx(t, rel=1e-9)
+        for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
+
+
+def test_a_loss_below_its_bound_is_said_and_takes_no_step(caplog):
+    w = torch.tensor([1.0], requires_grad=True)
+    optimizer = optim.SPSB([w], f_min=0.0)
+    with caplog.at_level(logging.WARNING, logger="bisls"):
+        optimizer.step(lambda: (w**2).sum() - 5.0)
+    assert w.item() == 1.0
+    assert "declare a smaller f_min" in caplog.text
