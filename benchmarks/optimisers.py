@@ -1,8 +1,8 @@
 """Step-size optimisers side by side on logistic regression that no model can fit exactly.
 
 The harness: features standardised, 10 % of the labels flipped, an L2 penalty of 1e-3 / 2 ||w||^2 in the loss, batches of 32 drawn
-without replacement in each epoch, 3 seeds, 3000 iterations, all from zero. The gap is the full training loss at the iterate that the
-optimiser would hand over (the average, where it keeps one) minus the optimum found by L-BFGS in float64.
+without replacement in each epoch, 3 seeds, 3000 iterations, all from zero. The gap is the full training loss at the iterate that
+the optimiser would hand over (the average, where it keeps one) minus the optimum found by L-BFGS in float64.
 
     python benchmarks/optimisers.py                 everything, about a quarter of an hour on two cores
     python benchmarks/optimisers.py --iters 300 --seeds 1 --data digits       a quick look

@@ -22,6 +22,7 @@ from bisls import Status, optim
 
 # name -> (class, arguments, whether it evaluates trial points)
 TABLE = {
+    "Auto": (optim.Auto, {}, True),
     "SPSMax": (optim.SPSMax, {}, False),
     "SPSMax averaged": (optim.SPSMax, {"averaging": 2.0}, False),
     "DecSPS": (optim.DecSPS, {}, False),

@@ -15,6 +15,7 @@ import bisls
 from bisls import (
     Armijo,
     Constant,
+    Curvature,
     Decay,
     DecreasingPolyak,
     Envelope,
@@ -241,6 +242,8 @@ RULES = {
     "polyak": Polyak(),
     "decsps": DecreasingPolyak(),
     "envelope": Envelope(Armijo(), floor=1e-4, ceiling=2.0),
+    "curvature": Curvature(),
+    "curvature, far start": Curvature(start=1e8, trials=1, every=1, recent=0.5),
     "constant": Constant(0.1),
     "decay": Decay(0.1),
 }
@@ -248,6 +251,8 @@ RULES = {
 
 def cap(rule) -> int:
     rule = rule.rule if isinstance(rule, Envelope) else rule
+    if isinstance(rule, Curvature):
+        return 100
     if not isinstance(rule, Armijo):
         return 0
     slowest = rule.shrink if isinstance(rule.shrink, float) else rule.shrink.slowest
@@ -257,7 +262,7 @@ def cap(rule) -> int:
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("shape", VALUES)
 def test_every_search_ends_within_its_cap_with_a_usable_step(rule, shape):
-    memories = [Memory()] + [Memory(k=3, step=step) for step in (0.25, 1e-300, 1e300, 1e308)]
+    memories = [Memory()] + [Memory(k=3, step=step, extra=(2.0,)) for step in (0.25, 1e-300, 1e300, 1e308)]
     slopes = [-1.0, -1e-17, -1e-300, -1e300, 0.0, 1.0, nan, -inf]
     for memory, value, slope in product(memories, [2.0, nan, inf, -1.0, 0.0], slopes):
         line, tried = counting(Line(value, slope, VALUES[shape]))
@@ -269,7 +274,7 @@ def test_every_search_ends_within_its_cap_with_a_usable_step(rule, shape):
         assert all(isfinite(t) and t > 0 for t in tried)
         if not (isfinite(value) and isfinite(slope)):
             assert (step.size, step.status) == (0.0, Status.NON_FINITE)
-        if isinstance(rule, Armijo | Polyak | DecreasingPolyak) and slope >= 0:
+        if isinstance(rule, Armijo | Polyak | DecreasingPolyak | Curvature) and slope >= 0:
             assert step.size == 0.0
 
 

@@ -29,6 +29,7 @@ from bisls.record import Status as Status
 from bisls.steps import Armijo as Armijo
 from bisls.steps import Backtrack as Backtrack
 from bisls.steps import Constant as Constant
+from bisls.steps import Curvature as Curvature
 from bisls.steps import Decay as Decay
 from bisls.steps import DecreasingPolyak as DecreasingPolyak
 from bisls.steps import Envelope as Envelope

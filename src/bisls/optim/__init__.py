@@ -1,5 +1,6 @@
 """The same step rules as torch optimisers: drop-in, with one ceiling or none to set."""
 
+from bisls.optim.auto import Auto as Auto
 from bisls.optim.base import LineOptimizer as LineOptimizer
 from bisls.optim.sls import SLS as SLS
 from bisls.optim.sls import SLSB as SLSB

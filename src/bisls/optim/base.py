@@ -26,7 +26,7 @@ Params = Any  # what torch.optim takes: tensors, named tensors, or dicts of grou
 
 
 @dataclass(frozen=True)
-class _Evaluation:
+class Evaluation:
     """A loss and its gradient at the present parameters, as one closure gave them."""
 
     loss: Any
@@ -58,7 +58,7 @@ class LineOptimizer(torch.optim.Optimizer):
             averaging = 0.0 if averaging else None
         fits = averaging is None or 0 <= averaging < inf
         _require(name, "averaging", averaging, fits, "must be True, False, or a power of at least 0")
-        own = {"k": 0, "remembered": None, "last_step_size": 0.0, "last_checks": 0, "last_status": 0}
+        own = {"k": 0, "remembered": None, "noted": (), "last_step_size": 0.0, "last_checks": 0, "last_status": 0}
         mode = {"averaging": averaging, "weight_sum": 0.0, "train_mode": True}
         if isinstance(params, Tensor):
             raise TypeError(f"`{name}(params=...)` must be an iterable of tensors or dicts; put the tensor into a list")
@@ -176,7 +176,7 @@ class LineOptimizer(torch.optim.Optimizer):
 
     # --- evaluations
 
-    def _evaluate(self, closure: Closure, keep_grad: bool = False) -> _Evaluation:
+    def _evaluate(self, closure: Closure, keep_grad: bool = False) -> Evaluation:
         """Call a closure of either kind and collect loss and gradient."""
         params = [p for p in self._all() if p.requires_grad]
         moment = Moment.now(params[0].device) if self._searches and params else None
@@ -212,11 +212,11 @@ class LineOptimizer(torch.optim.Optimizer):
             raise ValueError(f"`{name}.step(closure)`: the loss does not depend on the parameters of the optimiser")
         return grads
 
-    def _given(self, loss: Any) -> _Evaluation:
+    def _given(self, loss: Any) -> Evaluation:
         params = [p for p in self._all() if p.requires_grad]
         return self._collect(loss, params, [p.grad for p in params])
 
-    def _collect(self, loss: Any, params: list[Tensor], grads: Sequence[Tensor | None]) -> _Evaluation:
+    def _collect(self, loss: Any, params: list[Tensor], grads: Sequence[Tensor | None]) -> Evaluation:
         name = type(self).__name__
         if (isinstance(loss, Tensor) and loss.numel() != 1) or not isinstance(loss, Tensor | float | int):
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -235,7 +235,7 @@ class LineOptimizer(torch.optim.Optimizer):
         value = sizes.pop() if isinstance(loss, Tensor) else float(loss)
         eps = torch.finfo(loss.dtype).eps if isinstance(loss, Tensor) and loss.is_floating_point() else 2.0**-52
         slope = -sum(r * n * n for r, n in zip(ratios, sizes, strict=True))
-        return _Evaluation(loss, self._sign() * value, eps, used, grads_, ratios, slope)
+        return Evaluation(loss, self._sign() * value, eps, used, grads_, ratios, slope)
 
     def _norms(self, grads: list[Tensor]) -> list[Tensor]:
         if not grads:
@@ -247,10 +247,10 @@ class LineOptimizer(torch.optim.Optimizer):
 
     # --- the step
 
-    def _advance(self, found: _Evaluation, judged: _Evaluation) -> None:
+    def _advance(self, found: Evaluation, judged: Evaluation) -> None:
         """Choose the step on the judging loss, take it along the other's gradient."""
         first = self.param_groups[0]
-        memory = Memory(first["k"], first["remembered"])
+        memory = Memory(first["k"], first["remembered"], tuple(first["noted"]))
         if not (isfinite(found.value) and isfinite(found.slope)):
             step = Step(0.0, memory, status=Status.NON_FINITE)
         elif self._ceiling() == 0.0:
@@ -260,11 +260,16 @@ class LineOptimizer(torch.optim.Optimizer):
                 line = Line(judged.value, judged.slope, at, eps=judged.eps)
                 step = self._rule({**first, "lr": self._ceiling()}).choose(line, memory)
         if step.size > 0.0:
-            self._move(found, step.size)
-            self._average(step)
+            step = self._take(found, judged, step)
         self._remember(step)
 
-    def _move(self, found: _Evaluation, size: float) -> None:
+    def _take(self, found: Evaluation, judged: Evaluation, step: Step) -> Step:
+        """Move the parameters by the step; the step that was really taken comes back."""
+        self._move(found, step.size)
+        self._average(step)
+        return step
+
+    def _move(self, found: Evaluation, size: float) -> None:
         """params <- params - size * ratio * gradient."""
         self._add(found.params, found.grads, [-size * r * self._sign() for r in found.ratios])
         torch.clear_autocast_cache()  # where the step is taken inside autocast, its casts of the weights are now old
@@ -279,7 +284,7 @@ class LineOptimizer(torch.optim.Optimizer):
             torch._foreach_add_(params, torch._foreach_mul(tensors, factors))
 
     @contextmanager
-    def _trials(self, judged: _Evaluation) -> Iterator[Callable[[float], float]]:
+    def _trials(self, judged: Evaluation) -> Iterator[Callable[[float], float]]:
         """phi(t) along the judging gradient. Afterwards the parameters are bit for bit where they were."""
         saved: list[Tensor] = []
 
@@ -325,7 +330,9 @@ class LineOptimizer(torch.optim.Optimizer):
 
     def _remember(self, step: Step) -> None:
         before = self.last_status
-        self._set(k=step.memory.k, remembered=step.memory.step, last_checks=step.checks, last_status=int(step.status))
+        memory = step.memory
+        self._set(k=memory.k, remembered=memory.step, noted=memory.extra)
+        self._set(last_checks=step.checks, last_status=int(step.status))
         ceiling = self._ceiling()
         for group in self.param_groups:
             group["last_step_size"] = step.size * float(group["lr"]) / ceiling if ceiling > 0 else 0.0

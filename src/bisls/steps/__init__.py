@@ -10,6 +10,7 @@ from bisls.steps.base import Memory as Memory
 from bisls.steps.base import Step as Step
 from bisls.steps.base import StepRule as StepRule
 from bisls.steps.constant import Constant as Constant
+from bisls.steps.curvature import Curvature as Curvature
 from bisls.steps.decay import Decay as Decay
 from bisls.steps.envelope import Envelope as Envelope
 from bisls.steps.polyak import DecreasingPolyak as DecreasingPolyak

@@ -1,0 +1,93 @@
+"""A step from the mean curvature along the rays: one trial now and then, no search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from bisls._check import require
+from bisls.line import Line
+from bisls.record import Status
+from bisls.steps.base import Memory, Step, trouble
+
+
+@dataclass(frozen=True)
+class Curvature:
+    r"""t = 1 / m, m the running mean of the curvature along the rays.
+
+    A trial at t shows the curvature of the line, q = 2 (phi(t) - phi(0) - t phi'(0)) / (t^2 |phi'(0)|), which for steepest
+    descent lies between the smallest and the largest curvature of the loss. The mean of q over many batches is that of the full loss
+    along typical gradients; a search would follow the single batch instead. The first call finds the scale, from any start:
+    it shortens the trial until the parabola holds, then doubles it for as long as t <= 1/q.
+
+    Args:
+        start: Where the first call begins; positive. What it finds hardly depends on it.
+        trials: Every one of the first calls measures, this many of them; at least 1.
+        every: Afterwards one call in so many does; at least 1.
+        recent: The least weight of a new measurement in the mean, in [0, 1]: 0 is the plain mean of all.
+
+    Example:
+        >>> from bisls.line import Line
+        >>> from bisls.steps.base import Memory
+        >>> line = Line(value=8.0, slope=-64.0, at=lambda t: 8.0 * (1 - 4 * t) ** 2)  # curvature 4
+        >>> steps = [Curvature(start=start).choose(line, Memory()).size for start in (1e-6, 1.0, 1e6)]
+        >>> all(0.12 < step <= 0.25 for step in steps)
+        True
+    """
+
+    start: float = 1.0
+    trials: int = 30
+    every: int = 10
+    recent: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self, "start", 0 < self.start < inf, "must be positive and finite")
+        require(self, "trials", self.trials >= 1, "must be at least 1")
+        require(self, "every", self.every >= 1, "must be at least 1")
+        require(self, "recent", 0 <= self.recent <= 1, "must lie in [0, 1]")
+
+    def choose(self, line: Line, memory: Memory) -> Step:
+        """The step; it is measured anew where a trial is due."""
+        problem = trouble(line)
+        if problem is not None:
+            return Step(0.0, memory.later(), status=problem)
+        if memory.step is None:
+            return self._begin(line, memory)
+        size = min(memory.step, line.max_step)
+        if memory.k >= self.trials and memory.k % self.every:
+            return Step(size, memory.later())
+        q, value = self._measure(line, size)
+        if q is None:
+            return Step(size, memory.later(), 1, Status.ROUNDING, value)
+        # one batch may not halve the mean, nor raise it by more than ten; negative curvature counts as little
+        m, count = 1.0 / memory.step, memory.extra[0] + 1
+        m += max(1.0 / count, self.recent) * (min(max(q, 0.5 * m), 10.0 * m) - m)
+        return Step(min(1.0 / m, line.max_step), Memory(memory.k + 1, 1.0 / m, (count,)), 1)
+
+    def _begin(self, line: Line, memory: Memory) -> Step:
+        # a line without curvature would be followed for ever; no loss that stays above 0 can go on falling beyond this
+        limit = min(line.max_step, 4.0 * (abs(line.value) or 1.0) / max(-line.slope, 1e-300), 1e300)
+        t, inside, finite = min(self.start, limit), False, False
+        for checks in range(1, 101):
+            q, value = self._measure(line, t)
+            finite = finite or isfinite(value)
+            fits = inf if q is None else 1.0 / max(q, 1e-300)
+            if not inside and fits < 4 * t:
+                t = max(min(fits, t) / 8, t / 100)
+            elif fits >= t and t < limit:
+                inside, t = True, min(2 * t, limit)
+            else:
+                t = t / 2 if fits < t else t
+                return Step(t, Memory(memory.k + 1, t, (1.0,)), checks)
+            if t == 0.0:
+                break
+        return Step(0.0, memory.later(), checks, Status.CAPPED if finite else Status.NON_FINITE)
+
+    def _measure(self, line: Line, t: float) -> tuple[float | None, float]:
+        """The curvature that a trial at t shows, None where rounding hides it, and the value there."""
+        value = line.at(t)
+        if not isfinite(value):
+            return 10.0 / t, value
+        if -line.slope * t <= 2 * line.rounding:
+            return None, value
+        return 2 * ((value - line.value) / (t * -line.slope) + 1.0) / t, value
