@@ -32,6 +32,7 @@ class Run:
 
 def run_demo(out: Path, epochs: int, seed: int, console: Console) -> Path:
     """Train all, print the table, save the plot; the path of the plot comes back."""
+    out.mkdir(parents=True, exist_ok=True)  # before the work, so that a folder that can't be written is said at once
     train, test = _digits(seed)
     makers: dict[str, Callable[[list[Tensor]], Any]] = {"bisls Auto (nothing to set)": optim.Auto}
     makers |= {f"SGD, lr = {lr:g}": partial(torch.optim.SGD, lr=lr) for lr in GRID}
@@ -125,7 +126,6 @@ def _plot(runs: list[Run], best: Run, out: Path) -> Path:
     right.axhline(best.steps[0], color="tab:green", label=best.name + " (best of the grid)")
     right.set(yscale="log", xlabel="step", ylabel="step size", title="The step size it found")
     right.legend(fontsize=8)
-    out.mkdir(parents=True, exist_ok=True)
     path = out / "demo.png"
     figure.savefig(path, dpi=130)
     plt.close(figure)
