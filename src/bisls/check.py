@@ -108,7 +108,7 @@ def check_hypergradient(
     Returns:
         A report that prints well.
 
-    Example:
+    Examples:
         >>> import torch, bisls
         >>> x = torch.tensor([0.5, 1.5], dtype=torch.float64, requires_grad=True)
         >>> y = torch.zeros(2, dtype=torch.float64, requires_grad=True)

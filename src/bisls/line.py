@@ -18,7 +18,7 @@ class Line:
         max_step: No rule may go further than this along the ray (a ceiling, or the border of a box).
         eps: The relative spacing of the numbers that the loss is computed in (``torch.finfo(dtype).eps``).
 
-    Example:
+    Examples:
         >>> line = Line(value=4.0, slope=-8.0, at=lambda t: 2.0 * (1.4142135 - 2.8284271 * t) ** 2)
         >>> round(line.at(0.5), 3)
         0.0

@@ -26,7 +26,7 @@ class Bilevel:
         buffers: Tensors that a forward pass changes and that must be put back after a probe. The buffers of `nn.Module`s
             in training mode (BatchNorm's statistics) are found by themselves; this is for state kept anywhere else.
 
-    Example:
+    Examples:
         >>> import torch, bisls
         >>> x = torch.tensor([0.5], requires_grad=True)
         >>> y = torch.tensor([2.0, -1.0], requires_grad=True)

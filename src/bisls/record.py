@@ -99,7 +99,7 @@ class Record:
 class History:
     """The records of a run, in order.
 
-    Example:
+    Examples:
         >>> history = History()
         >>> history.append(Record(0, 2.5, 1.0, 0.1, 0.2, 1, 3, 0.7, 1e-4))
         >>> history.append(Record(1, 2.0, 0.9, 0.2, 0.2, 2, 3, 0.5, 1e-4))

@@ -19,7 +19,7 @@ class Vector:
     Args:
         tensors: The parameters; at least one, all on one device. `Bilevel` checks what users pass.
 
-    Example:
+    Examples:
         >>> import torch
         >>> weights = [torch.tensor([[3.0, -1.0]], requires_grad=True), torch.tensor([0.5], requires_grad=True)]
         >>> vector = Vector(weights)

@@ -25,7 +25,7 @@ class Adam:
         search_momentum: Search along the direction really taken, A^{-1} m, wherever it descends, and where it does not, search
             and move along A^{-1} h. False is the paper's way: search along A^{-1} h, move along A^{-1} m.
 
-    Example:
+    Examples:
         >>> import torch
         >>> h = torch.tensor([0.3, -20.0])
         >>> Adam().head(h, torch.zeros(2), {}).move  # the first step has the same length in each coordinate

@@ -67,7 +67,7 @@ def hypergradient(problem: Bilevel, upper_batch: Any, lower_batch: Any, method: 
     Raises:
         FloatingPointError: A loss or the estimate is not finite at this point.
 
-    Example:
+    Examples:
         >>> import torch, bisls
         >>> x = torch.tensor([0.5], requires_grad=True)
         >>> y = torch.tensor([0.5, 0.5], requires_grad=True)  # y*(x) = (x, x)

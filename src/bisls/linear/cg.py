@@ -26,7 +26,7 @@ class CG:
         tol: Relative residual at which to stop, at least 0. In single precision anything below 1e-6 means "as far as it goes".
         warm: Start from the solution of the previous, similar system (one more product).
 
-    Example:
+    Examples:
         >>> import torch
         >>> h = torch.tensor([[4.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
         >>> solution = CG(iters=10).solve(lambda v: h @ v, torch.tensor([1.0, 2.0], dtype=torch.float64), {})

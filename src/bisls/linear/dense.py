@@ -23,7 +23,7 @@ class Dense:
     Args:
         max_size: Refuse larger lower problems than this many numbers; n products and n^2 memory are for small n.
 
-    Example:
+    Examples:
         >>> import torch
         >>> h = torch.tensor([[4.0, 1.0], [1.0, 3.0]])
         >>> Dense().solve(lambda v: h @ v, torch.tensor([1.0, 2.0]), {}).z

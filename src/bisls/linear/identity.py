@@ -18,7 +18,7 @@ class Identity:
     Args:
         scale: A positive number. It multiplies the implicit part of the hypergradient, so it changes what an upper step means.
 
-    Example:
+    Examples:
         >>> import torch
         >>> Identity(0.5).solve(lambda v: v, torch.tensor([2.0, -6.0]), {}).z
         tensor([ 1., -3.])

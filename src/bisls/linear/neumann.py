@@ -26,7 +26,7 @@ class Neumann:
         terms: Number of terms, at least 1.
         scale: s; None estimates 1 / L by power iteration, warm-started from the previous solve.
 
-    Example:
+    Examples:
         >>> import torch
         >>> h = torch.tensor([[4.0, 1.0], [1.0, 3.0]])
         >>> Neumann(terms=60, scale=0.2).solve(lambda v: h @ v, torch.tensor([1.0, 2.0]), {}).z

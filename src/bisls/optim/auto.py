@@ -39,7 +39,7 @@ class Auto(LineOptimizer):
         maximize: Maximise the objective.
         foreach: False walks over the parameters one by one.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from bisls.optim import Auto
         >>> w = torch.tensor([4.0, -1.0], requires_grad=True)

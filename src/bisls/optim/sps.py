@@ -75,7 +75,7 @@ class SPSB(LineOptimizer):
         maximize: Maximise the objective (then ``f_min`` bounds its negative).
         foreach: False walks over the parameters one by one.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from bisls.optim import SPSB
         >>> w = torch.tensor([4.0, -1.0], requires_grad=True)

@@ -125,7 +125,7 @@ class Armijo:
         max_checks: Most trials a search, at least 1; None allows as many as reach 1e-12 of the first trial.
         f_min: A lower bound of the loss, or None where there is none to declare (then ``start`` must be given).
 
-    Example:
+    Examples:
         >>> from bisls.line import Line
         >>> from bisls.steps import Memory
         >>> line = Line(value=8.0, slope=-64.0, at=lambda t: 8.0 * (1 - 4 * t) ** 2)

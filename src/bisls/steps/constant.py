@@ -18,7 +18,7 @@ class Constant:
     Args:
         step: A positive number.
 
-    Example:
+    Examples:
         >>> from bisls.line import Line
         >>> Constant(0.1).choose(Line(3.0, -2.0, at=float), Memory()).size
         0.1

@@ -26,7 +26,7 @@ class Curvature:
         every: Afterwards one call in so many does; at least 1.
         recent: The least weight of a new measurement in the mean, in [0, 1]: 0 is the plain mean of all.
 
-    Example:
+    Examples:
         >>> from bisls.line import Line
         >>> from bisls.steps.base import Memory
         >>> line = Line(value=8.0, slope=-64.0, at=lambda t: 8.0 * (1 - 4 * t) ** 2)  # curvature 4

@@ -19,7 +19,7 @@ class Decay:
         step: The first step, positive (inf is allowed where it serves as a bound).
         power: 0.5 for convex, 1 for strongly convex problems (Theorems 1 and 2); at least 0.
 
-    Example:
+    Examples:
         >>> [Decay(2.0).bound(k) for k in (0, 3, 99)]
         [2.0, 1.0, 0.2]
     """

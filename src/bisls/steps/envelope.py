@@ -23,7 +23,7 @@ class Envelope:
             slope is not finite, the gradient is zero, or the direction does not descend.
         ceiling: \gamma_{b,k}: a number, a schedule, or None.
 
-    Example:
+    Examples:
         >>> from bisls.line import Line
         >>> from bisls.steps import Decay, Polyak
         >>> rule = Envelope(Polyak(), floor=0.5, ceiling=Decay(1.0))

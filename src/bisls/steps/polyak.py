@@ -23,7 +23,7 @@ class Polyak:
         f_min: A lower bound of the loss on any batch; 0 suits cross-entropy and least squares.
         max_step: The ceiling \gamma_{b,k}: a positive number, a schedule such as ``Decay(1.0)``, or None.
 
-    Example:
+    Examples:
         >>> from bisls.line import Line
         >>> rule = Polyak(c=1.0, max_step=1.0)
         >>> rule.choose(Line(value=3.0, slope=-12.0, at=float), Memory()).size
@@ -63,7 +63,7 @@ class DecreasingPolyak:
         f_min: A lower bound of the loss on any batch.
         max_step: \gamma_{b,0}, a positive number.
 
-    Example:
+    Examples:
         >>> from bisls.line import Line
         >>> first = DecreasingPolyak(max_step=1.0).choose(Line(value=3.0, slope=-1.0, at=float), Memory())
         >>> second = DecreasingPolyak(max_step=1.0).choose(Line(value=3.0, slope=-1.0, at=float), first.memory)
