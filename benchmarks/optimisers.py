@@ -110,7 +110,8 @@ def optimum(name: str) -> float:
 
     def both(flat: np.ndarray) -> tuple[float, np.ndarray]:
         w = torch.tensor(flat.reshape(shape), requires_grad=True)
-        value = loss_of(w, features, labels)
+        with torch.enable_grad():
+            value = loss_of(w, features, labels)
         value.backward()
         assert w.grad is not None
         return value.item(), w.grad.numpy().ravel()
@@ -426,20 +427,20 @@ def main() -> int:
 
     console.print("Timing, one process, interleaved (ratios only) ...")
     small = {}
-    base = mean([train("torch SGD, best of grid", 0.1, "digits", seed, 500)["seconds"] for seed in range(3)])
+    base = mean([train("torch SGD, best of grid", 0.1, sets[0], seed, 500)["seconds"] for seed in range(3)])
     for name in names:
         knob = ENTRIES[name].default or 0.1
-        small[name] = mean([train(name, knob, "digits", seed, 500)["seconds"] for seed in range(3)]) / base
+        small[name] = mean([train(name, knob, sets[0], seed, 500)["seconds"] for seed in range(3)]) / base
     large = lenet_ratio()
     table = Table(title="Time of a step, relative to torch.optim.SGD in the same run")
-    for column in ("optimiser", "logistic regression (digits)", "LeNet, batch 256"):
+    for column in ("optimiser", f"logistic regression ({sets[0]})", "LeNet, batch 256"):
         table.add_column(column, justify="left" if column == "optimiser" else "right")
     for name in dict.fromkeys([*names, *large]):
         table.add_row(
             name, f"{small[name]:.2f}" if name in small else "", f"{large[name]:.2f}" if name in large else ""
         )
     console.print(table)
-    summary["time"] = {"digits": small, "lenet": large}
+    summary["time"] = {sets[0]: small, "lenet": large}
     (args.out / "optimisers.json").write_text(json.dumps(summary, indent=1))
     console.print(f"{args.out / 'optimisers.json'}: all numbers; commit {origin['commit']}, torch {origin['torch']}")
     return 0
