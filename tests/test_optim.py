@@ -596,3 +596,94 @@ def test_a_loss_below_its_bound_is_said_and_takes_no_step(caplog):
         optimizer.step(lambda: (w**2).sum() - 5.0)
     assert w.item() == 1.0
     assert "declare a smaller f_min" in caplog.text
+
+
+def test_auto_is_a_plain_loop():
+    # the rule written down once more, as plainly as possible, in numpy-like code on one flat vector
+    task, plain = Task(dtype=torch.float64), Task(dtype=torch.float64)
+    optimizer = optim.Auto(task.model.parameters())
+    params = list(plain.model.parameters())
+    shapes = [p.shape for p in params]
+
+    def place(flat):
+        parts = flat.split([shape.numel() for shape in shapes])
+        with torch.no_grad():
+            for p, part, shape in zip(params, parts, shapes, strict=True):
+                p.copy_(part.reshape(shape))
+
+    def value(flat, k):
+        place(flat)
+        return plain.loss(k).item()
+
+    start = torch.cat([p.detach().reshape(-1) for p in params])
+    z, x, y = start.clone(), start.clone(), start.clone()
+    m, count, total, squares, distance = None, 0, 0.0, 0.0, 0.0
+    for k in range(80):
+        place(y)
+        f = plain.loss(k)
+        g = torch.cat([part.reshape(-1) for part in torch.autograd.grad(f, params)])
+        f, square = f.item(), g.dot(g).item()
+
+        def curvature(t, f=f, square=square, g=g, y=y, k=k):
+            return 2 * (value(y - t * g, k) - f + t * square) / (t * t * square)
+
+        if m is None:
+            t, inside = 1.0, False
+            while True:
+                fits = 1 / max(curvature(t), 1e-300)
+                if not inside and fits < 4 * t:
+                    t = max(min(fits, t) / 8, t / 100)
+                elif fits >= t and t < 4 * f / square:
+                    inside, t = True, min(2 * t, 4 * f / square)
+                else:
+                    t = t / 2 if fits < t else t
+                    break
+            m, count, distance = 1 / t, 1, t * square**0.5
+        elif k < 30 or k % 10 == 0:
+            count += 1
+            m += (min(max(curvature(1 / m), m / 2), 10 * m) - m) / count
+        squares += square
+        step = min(3 * distance / squares**0.5, min(0.1 * (k + 1) ** 0.5, 5) / m)
+        z = z - step * g
+        distance = max(distance, (x - start).norm().item())
+        total += (k + 1) * step**2
+        x = x + (k + 1) * step**2 / total * (z - x)
+        y = 0.2 * z + 0.8 * x
+        run(task, optimizer, 1, first=k)
+        assert optimizer.last_step_size == pytest.approx(step, rel=1e-7)
+        torch.testing.assert_close(torch.cat([p.reshape(-1) for p in task.parameters()]), y, rtol=1e-7, atol=1e-9)
+    optimizer.eval()
+    torch.testing.assert_close(torch.cat([p.reshape(-1) for p in task.parameters()]), x, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_auto_does_not_depend_on_its_start_nor_on_the_units_of_the_loss(scale):
+    gaps = []
+    for start in (1e-4, 0.1, 1.0, 10.0, 1000.0):
+        task = Task(dtype=torch.float64, model=nn.Linear(5, 2))
+        optimizer = optim.Auto(task.model.parameters(), lr=start)
+        for k in range(300):
+            optimizer.step(lambda k=k, task=task: scale * task.loss(k))
+        optimizer.eval()
+        with torch.no_grad():
+            gaps.append(sum(task.loss(k).item() for k in range(8)))
+    assert max(gaps) < 3 * min(gaps)
+    assert max(gaps) < 0.05 * 8  # from about 10 * 8
+
+
+def test_auto_on_a_loss_without_curvature_does_not_run_away():
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+    optimizer = optim.Auto([w])
+    for _ in range(20):
+        optimizer.step(lambda: nn.functional.relu(w).sum())
+    assert torch.isfinite(w).all()
+    assert w.abs().max() < 100
+
+
+def test_evaluation_mode_before_the_first_step_is_harmless(row):
+    task = Task()
+    optimizer = make(row, task.model.parameters())
+    optimizer.eval()
+    optimizer.train()
+    run(task, optimizer, 2)
+    assert optimizer.last_step_size > 0

@@ -12,26 +12,25 @@ from bisls.optim.base import Evaluation, LineOptimizer, Params
 from bisls.steps.base import Step, StepRule
 from bisls.steps.curvature import Curvature
 
-# How much of the average the point where gradients are taken contains, and how far the distance may count.
 # Settled on the data sets that docs/decisions.md names, judged on others.
-INTERPOLATION = 0.8
-REACH = 1.0
+INTERPOLATION = 0.8  # the share of the average in the point where gradients are taken
+REACH = 3.0  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
+WARM, LONGEST = 0.1, 5.0  # the step that curvature allows grows as WARM sqrt(k + 1) / m, up to LONGEST / m
 
 
 class Auto(LineOptimizer):
     r"""The recommended default: no learning rate, no schedule, no horizon.
 
-    Three measurements, none of which needs a scale to be given:
+    Two measurements bound the step, and neither needs a scale to be given:
 
-    1. the mean curvature m of the loss along the gradients, by one extra forward pass at each of the first thirty steps
-       and at every tenth afterwards (the step rule `Curvature`);
-    2. the furthest distance r from the start, and the sum G of the squared gradient norms so far: r / sqrt(G) is the step that
-       would be right for a loss without curvature and with that much noise;
-    3. the step taken is the geometric mean of the two answers, \gamma = sqrt( (1/m) (r / sqrt(G)) ): long while the
-       gradients agree, decaying as G grows where they do not.
+    1. *Curvature.* m, the mean curvature of the loss along the gradients, from one extra forward pass at each of the first
+       thirty steps and at every tenth afterwards (the step rule `Curvature`). The step is at most min{0.1 sqrt(k + 1), 5} / m.
+    2. *Noise.* The distance r that the average has come from the start, and the sum G of the squared gradient norms: the
+       step is at most 3 r / sqrt(G). While the gradients agree, r grows and this bound stays wide; where they only differ by
+       noise, r stands still and it decays as 1 / sqrt(k).
 
-    The iterate z moves by this step; gradients are taken at y = 0.2 z + 0.8 x, x the average of the z's with weights
-    (k + 1) \gamma^2. During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back.
+    The iterate z moves by \gamma, the smaller of the two; gradients are taken at y = 0.2 z + 0.8 x, x the average of the z's with
+    weights (k + 1) \gamma^2. During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back.
 
     Args:
         params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one norm over all.
@@ -69,20 +68,21 @@ class Auto(LineOptimizer):
         first = self.param_groups[0]
         self._initialise()
         squares = first["squares"] - judged.slope
-        # before the first step there is no distance yet: the step by curvature says how far it would go
+        # at the first step there is no distance yet: what the curvature allows says how far it would go
         distance = first["distance"] or step.size * sqrt(-judged.slope)
+        curved = min(WARM * sqrt(step.memory.k), LONGEST) * step.size
         scheduled = self._ceiling() / max(group["start"] for group in self.param_groups)
-        size = sqrt(step.size * REACH * distance / sqrt(squares)) * scheduled
+        size = min(REACH * distance / sqrt(squares), curved) * scheduled
         weight = step.memory.k * size**2
         total = first["weight_sum"] + weight
 
-        every = [p for p in self._all() if p in self.state]
-        states = [self.state[p] for p in every]
+        every = [p for p in self._all() if p.requires_grad]
+        states, ratios = [self.state[p] for p in every], self._ratios()
         iterates, averages = [s["z"] for s in states], [s["average"] for s in states]
         grads = [g.to(self.state[p]["z"].dtype) for p, g in zip(found.params, found.grads, strict=True)]
         factors = [-size * ratio * self._sign() for ratio in found.ratios]
         self._add([self.state[p]["z"] for p in found.params], grads, factors)
-        away = self._distance(iterates, [s["start"] for s in states], [self._ratios()[p] for p in every])
+        away = self._distance(averages, [s["start"] for s in states], [ratios[p] for p in every])
         if first["foreach"] is False:
             for p, z, average in zip(every, iterates, averages, strict=True):
                 average.lerp_(z, weight / total if total > 0 else 0.0)
@@ -91,17 +91,17 @@ class Auto(LineOptimizer):
             torch._foreach_lerp_(averages, iterates, weight / total if total > 0 else 0.0)
             torch._foreach_copy_(every, torch._foreach_lerp(iterates, averages, first["interpolation"]))
         torch.clear_autocast_cache()
-        self._set(squares=squares, distance=max(first["distance"], away), weight_sum=total)
+        self._set(squares=squares, distance=max(distance, away), weight_sum=total)
         return replace(step, size=size)
 
-    def _distance(self, iterates: list[torch.Tensor], starts: list[torch.Tensor], ratios: list[float]) -> float:
-        """||z - z_0|| in the metric of the groups' ratios."""
-        norms = self._norms(list(torch._foreach_sub(iterates, starts)))
+    def _distance(self, averages: list[torch.Tensor], starts: list[torch.Tensor], ratios: list[float]) -> float:
+        """||x - x_0|| in the metric of the groups' ratios."""
+        norms = self._norms(list(torch._foreach_sub(averages, starts)))
         sizes = torch.stack([norm.double() for norm in norms]).tolist()
         return sqrt(sum(size * size / ratio for size, ratio in zip(sizes, ratios, strict=True) if ratio > 0))
 
     def _initialise(self) -> None:
         for p in self._all():
-            if p not in self.state:
+            if p.requires_grad and "z" not in self.state[p]:
                 wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
                 self.state[p].update({key: wide.clone() for key in ("z", "start", "average")})

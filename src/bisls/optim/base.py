@@ -129,7 +129,7 @@ class LineOptimizer(torch.optim.Optimizer):
         """Put the averaged iterate into the parameters, for evaluation or saving. Nothing happens without averaging."""
         if self.param_groups[0]["train_mode"]:
             for p in self._all():
-                if "average" in self.state[p]:
+                if "average" in self.state.get(p, {}):
                     self.state[p]["iterate"] = p.detach().clone()
                     p.copy_(self.state[p]["average"])
         self._set(train_mode=False)
@@ -139,7 +139,7 @@ class LineOptimizer(torch.optim.Optimizer):
         """Put the iterate back into the parameters, so that training goes on."""
         if not self.param_groups[0]["train_mode"]:
             for p in self._all():
-                if "iterate" in self.state[p]:
+                if "iterate" in self.state.get(p, {}):
                     p.copy_(self.state[p].pop("iterate"))
         self._set(train_mode=True)
 
