@@ -632,7 +632,7 @@ def test_auto_is_a_plain_loop():
             while True:
                 fits = 1 / max(curvature(t), 1e-300)
                 if not inside and fits < 4 * t:
-                    t = max(min(fits, t) / 8, t / 100)
+                    t = max(min(fits, t) / 6, t / 100)
                 elif fits >= t and t < 4 * f / square:
                     inside, t = True, min(2 * t, 4 * f / square)
                 else:

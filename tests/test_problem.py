@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 
 import bisls
@@ -223,62 +220,3 @@ def test_vector_reads_splits_and_writes_in_place():
     assert x[0].item() == 2.0
     assert [part.shape for part in vector.split(flat)] == [x.shape, y.shape]
     assert vector.join([None, y]).tolist() == [0.0, 0.0, 1.0, 6.0]
-
-
-# --- several processes
-
-
-def _rank(rank: int, port: int, queue) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    x, y, upper, lower = _regression(slice(rank * 20, rank * 20 + 20))
-    problem = bisls.Bilevel(upper, lower, [x], [y])
-    torch.manual_seed(rank)  # ranks draw different numbers; decisions must not depend on it
-    results = [bisls.hypergradient(problem, None, None, method) for method in _METHODS]
-    queue.put((rank, [hg.flat.tolist() for hg in results], [hg.value for hg in results]))
-    torch.distributed.destroy_process_group()
-
-
-_METHODS = [
-    bisls.Implicit(bisls.CG()),
-    bisls.Implicit(bisls.Neumann(20)),
-    bisls.StochasticNeumann(5),
-    bisls.Unrolled(4),
-]
-
-
-def _regression(rows: slice):
-    rng = torch.Generator().manual_seed(0)
-    data = torch.randn(40, 4, generator=rng, dtype=torch.float64)[rows]
-    target = torch.randn(40, generator=rng, dtype=torch.float64)[rows]
-    x = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    y = torch.tensor([0.3, -0.2, 0.1, 0.7], dtype=torch.float64, requires_grad=True)
-    return (
-        x,
-        y,
-        lambda _: ((data @ y - target) ** 2).mean(),
-        lambda _: ((data @ y + target) ** 2).mean() + (x.exp() * y**2).sum(),
-    )
-
-
-def test_two_processes_agree_with_one_on_the_joined_batch():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    workers = [context.Process(target=_rank, args=(rank, port, queue)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    answers = {rank: (flats, values) for rank, flats, values in (queue.get(timeout=120) for _ in workers)}
-    for worker in workers:
-        worker.join()
-    assert answers[0] == answers[1]
-    x, y, upper, lower = _regression(slice(0, 40))
-    problem = bisls.Bilevel(upper, lower, [x], [y])
-    for index in (0, 1, 3):
-        whole = bisls.hypergradient(problem, None, None, _METHODS[index])
-        torch.testing.assert_close(
-            torch.tensor(answers[0][0][index], dtype=torch.float64), whole.flat, rtol=1e-7, atol=0
-        )
-        assert answers[0][1][index] == pytest.approx(whole.value, rel=1e-12)

@@ -73,21 +73,21 @@ class LowerGraph:
         self._loss = loss
         self._grad_y = gradient
         self._grad_x: tuple[Tensor | None, ...] | None = None
-        self.value = oracle._number(loss)
+        self.value = _number(loss)
         self.eps = torch.finfo(loss.dtype).eps
-        self.grad = oracle._mean(problem.y.join([None if part is None else part.detach() for part in gradient]))
+        self.grad = mean_over_ranks(problem.y.join([None if part is None else part.detach() for part in gradient]))
 
     def hessian(self, v: Tensor) -> Tensor:
         r"""The Hessian product \nabla_{yy}^2 g v, a vector like y."""
         self._oracle.cost.hessian_products += 1
         y = self._oracle.problem.y
-        return self._oracle._mean(y.join(_product(self._grad_y, y.cast(v), y.tensors)))
+        return mean_over_ranks(y.join(_product(self._grad_y, y.cast(v), y.tensors)))
 
     def mixed(self, v: Tensor) -> Tensor:
         r"""The mixed product \nabla_{xy}^2 g v of a vector like y: a vector like x."""
         self._oracle.cost.mixed_products += 1
         x, y = self._oracle.problem.x, self._oracle.problem.y
-        return self._oracle._mean(x.join(_product(self._grad_y, y.cast(v), x.tensors)))
+        return mean_over_ranks(x.join(_product(self._grad_y, y.cast(v), x.tensors)))
 
     def mixed_transposed(self, d: Tensor) -> Tensor:
         r"""The mixed product \nabla_{yx}^2 g d of a vector like x: how the lower gradient changes along d, like y."""
@@ -95,7 +95,7 @@ class LowerGraph:
         x, y = self._oracle.problem.x, self._oracle.problem.y
         if self._grad_x is None:
             self._grad_x = _grad(self._loss, x.tensors, create_graph=True)
-        return self._oracle._mean(y.join(_product(self._grad_x, x.cast(d), y.tensors)))
+        return mean_over_ranks(y.join(_product(self._grad_x, x.cast(d), y.tensors)))
 
 
 class Oracle:
@@ -122,8 +122,8 @@ class Oracle:
         parts = _grad(loss, (*problem.x.tensors, *problem.y.tensors))
         _must_depend("upper_loss", "upper_params or lower_params", parts)
         n = len(problem.x.tensors)
-        grad_x, grad_y = self._mean(problem.x.join(parts[:n])), self._mean(problem.y.join(parts[n:]))
-        return UpperPoint(self._number(loss), grad_x, grad_y, moment, torch.finfo(loss.dtype).eps)
+        grad_x, grad_y = mean_over_ranks(problem.x.join(parts[:n])), mean_over_ranks(problem.y.join(parts[n:]))
+        return UpperPoint(_number(loss), grad_x, grad_y, moment, torch.finfo(loss.dtype).eps)
 
     def lower(self, batch: Any) -> LowerPoint:
         """g and its gradient in y at the present (x, y); nothing is recorded of x."""
@@ -134,8 +134,8 @@ class Oracle:
             loss = _scalar("lower_loss", problem.lower_loss(batch))
             parts = _grad(loss, problem.y.tensors)
         _must_depend("lower_loss", "lower_params", parts)
-        grad = self._mean(problem.y.join(parts))
-        return LowerPoint(self._number(loss), grad, moment, torch.finfo(loss.dtype).eps)
+        grad = mean_over_ranks(problem.y.join(parts))
+        return LowerPoint(_number(loss), grad, moment, torch.finfo(loss.dtype).eps)
 
     def lower_graph(self, batch: Any) -> LowerGraph:
         """The graph of g's gradient at the present (x, y), for Hessian and mixed products."""
@@ -146,13 +146,13 @@ class Oracle:
         """f at the present (x, y) as a probe: without grad, with random state and buffers put back."""
         self.cost.upper_values += 1
         with self.problem.probing(replay), torch.no_grad():
-            return self._number(_scalar("upper_loss", self.problem.upper_loss(batch)))
+            return _number(_scalar("upper_loss", self.problem.upper_loss(batch)))
 
     def lower_value(self, batch: Any, replay: Moment | None = None) -> float:
         """g at the present (x, y) as a probe: without grad, with random state and buffers put back."""
         self.cost.lower_values += 1
         with self.problem.probing(replay), torch.no_grad():
-            return self._number(_scalar("lower_loss", self.problem.lower_loss(batch)))
+            return _number(_scalar("lower_loss", self.problem.lower_loss(batch)))
 
     @contextmanager
     def upper_frozen(self) -> Iterator[None]:
@@ -174,20 +174,23 @@ class Oracle:
             dist.broadcast(number, src=0)
         return int(number)
 
-    def _number(self, loss: Tensor) -> float:
-        return self._mean(loss.detach()).item()
 
-    def _mean(self, tensor: Tensor) -> Tensor:
-        if _world() > 1:
-            tensor = tensor.clone()
-            dist.all_reduce(tensor)
-            tensor /= _world()
-        return tensor
+def mean_over_ranks(tensor: Tensor) -> Tensor:
+    """The mean over the processes of `torch.distributed`, the same on each; the tensor itself where there is one process."""
+    if _world() > 1:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor)
+        tensor /= _world()
+    return tensor
 
 
 def gradient(loss: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradient of a scalar loss, None where it does not depend on a tensor; ``.grad`` is left alone."""
-    return _grad(loss, tensors)
+    """The gradient of a scalar loss, averaged over ranks; None where it does not depend on a tensor. ``.grad`` is left alone."""
+    return tuple(None if part is None else mean_over_ranks(part) for part in _grad(loss, tensors))
+
+
+def _number(loss: Tensor) -> float:
+    return mean_over_ranks(loss.detach()).item()
 
 
 def _world() -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bisls.line import Line
-from bisls.oracle import gradient
+from bisls.oracle import gradient, mean_over_ranks
 from bisls.record import Status
 from bisls.steps.base import Memory, Step, StepRule
 from bisls.still import Moment, still
@@ -230,7 +230,7 @@ class LineOptimizer(torch.optim.Optimizer):
         # one transfer for everything that must be known as numbers
         scalars = [norm.double() for norm in norms]
         if isinstance(loss, Tensor):
-            scalars.append(loss.detach().double().reshape(()))
+            scalars.append(mean_over_ranks(loss.detach().double().reshape(())))
         sizes = torch.stack(scalars).tolist() if scalars else []
         value = sizes.pop() if isinstance(loss, Tensor) else float(loss)
         eps = torch.finfo(loss.dtype).eps if isinstance(loss, Tensor) and loss.is_floating_point() else 2.0**-52
@@ -300,7 +300,9 @@ class LineOptimizer(torch.optim.Optimizer):
                 _stashed_grads(judged.params if judged.does_backward else []),
             ):
                 value = judged.closure()
-                return self._sign() * (value.item() if isinstance(value, Tensor) else float(value))
+                if isinstance(value, Tensor):
+                    value = mean_over_ranks(value.detach().double()).item()
+                return self._sign() * float(value)
 
         try:
             yield at
@@ -317,9 +319,13 @@ class LineOptimizer(torch.optim.Optimizer):
         weight = float(step.memory.k) ** power
         total = self.param_groups[0]["weight_sum"] + weight
         self._set(weight_sum=total)
-        for p in self._all():
-            average = self.state[p]["average"]
-            average.lerp_(p.detach().to(average.dtype), weight / total)
+        averages = [self.state[p]["average"] for p in self._all()]
+        iterates = [p.detach().to(average.dtype) for p, average in zip(self._all(), averages, strict=True)]
+        if self.param_groups[0]["foreach"] is False:
+            for average, iterate in zip(averages, iterates, strict=True):
+                average.lerp_(iterate, weight / total)
+        else:
+            torch._foreach_lerp_(averages, iterates, weight / total)
 
     def _initialise(self) -> None:
         if self.param_groups[0]["averaging"] is not None:

@@ -73,7 +73,8 @@ class Curvature:
             finite = finite or isfinite(value)
             fits = inf if q is None else 1.0 / max(q, 1e-300)
             if not inside and fits < 4 * t:
-                t = max(min(fits, t) / 8, t / 100)
+                # six, not a power of two: doubling must not come back to 1/q itself, where rounding would decide
+                t = max(min(fits, t) / 6, t / 100)
             elif fits >= t and t < limit:
                 inside, t = True, min(2 * t, limit)
             else:

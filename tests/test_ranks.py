@@ -1,0 +1,91 @@
+"""Several processes: every rank takes the same decisions, and the result is that of one process on the joined batch."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+import bisls
+from bisls import optim
+
+METHODS = [bisls.Implicit(bisls.CG()), bisls.Implicit(bisls.Neumann(20)), bisls.StochasticNeumann(5), bisls.Unrolled(4)]
+OPTIMISERS = [optim.Auto, optim.SPSB, optim.SLSB]
+ROWS = {0: slice(0, 20), 1: slice(20, 40), None: slice(0, 40)}
+
+
+def regression(rows: slice):
+    rng = torch.Generator().manual_seed(0)
+    data = torch.randn(40, 4, generator=rng, dtype=torch.float64)[rows]
+    target = torch.randn(40, generator=rng, dtype=torch.float64)[rows]
+    return data, target
+
+
+def bilevel(rows: slice) -> bisls.Bilevel:
+    data, target = regression(rows)
+    x = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([0.3, -0.2, 0.1, 0.7], dtype=torch.float64, requires_grad=True)
+    return bisls.Bilevel(
+        lambda _: ((data @ y - target) ** 2).mean(),
+        lambda _: ((data @ y + target) ** 2).mean() + (x.exp() * y**2).sum(),
+        [x],
+        [y],
+    )
+
+
+def train(cls, rows: slice, wrapped: bool) -> list[float]:
+    """Ten steps; with DistributedDataParallel and a torch closure, or with a closure that only returns the loss."""
+    data, target = regression(rows)
+    torch.manual_seed(3)
+    model = nn.Linear(4, 1).double()
+    net = nn.parallel.DistributedDataParallel(model) if wrapped else model
+    optimizer = cls(model.parameters())
+
+    def closure():
+        loss = ((net(data)[:, 0] - target) ** 2).mean()
+        if wrapped:
+            optimizer.zero_grad()
+            loss.backward()
+        return loss
+
+    for _ in range(10):
+        optimizer.step(closure)
+    return [*model.weight.flatten().tolist(), optimizer.last_step_size]
+
+
+def work(rank: int, port: int, queue) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(rank)  # ranks draw different numbers; decisions must not depend on it
+    found = [bisls.hypergradient(bilevel(ROWS[rank]), None, None, method) for method in METHODS]
+    trained = [train(cls, ROWS[rank], wrapped) for cls in OPTIMISERS for wrapped in (False, True)]
+    queue.put((rank, [hg.flat.tolist() for hg in found], [hg.value for hg in found], trained))
+    dist.destroy_process_group()
+
+
+def test_two_processes_agree_with_one_on_the_joined_batch():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    workers = [context.Process(target=work, args=(rank, port, queue)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    answers = {rank: rest for rank, *rest in (queue.get(timeout=120) for _ in workers)}
+    for worker in workers:
+        worker.join()
+    assert answers[0] == answers[1]
+    flats, values, trained = answers[0]
+    for index in (0, 1, 3):  # the stochastic one draws its length, so only the ranks can be compared
+        whole = bisls.hypergradient(bilevel(ROWS[None]), None, None, METHODS[index])
+        torch.testing.assert_close(torch.tensor(flats[index], dtype=torch.float64), whole.flat, rtol=1e-7, atol=0)
+        assert values[index] == pytest.approx(whole.value, rel=1e-12)
+    for index, cls in enumerate(OPTIMISERS):
+        expected = train(cls, ROWS[None], wrapped=False)
+        assert trained[2 * index] == pytest.approx(expected, rel=1e-8)
+        assert trained[2 * index + 1] == pytest.approx(expected, rel=1e-8)
