@@ -504,6 +504,8 @@ def test_bad_input_is_named(row):
         make(row, w)
     with pytest.raises(ValueError, match=rf"`{cls}\(lr=-1.0\)`: lr must be positive"):
         make(row, [w], lr=-1.0)
+    with pytest.raises(ValueError, match=rf"`{cls}\(lr=-0.1\)`: lr of a group must be at least 0"):
+        make(row, [{"params": [w], "lr": -0.1}])
     if "averaging" in row[0].__init__.__kwdefaults__:
         with pytest.raises(ValueError, match=rf"`{cls}\(averaging=-1.0\)`"):
             make(row, [w], averaging=-1.0)

@@ -90,7 +90,7 @@ def check_hypergradient(
     tolerance: float | None = None,
     lower_iters: int = 500,
 ) -> HypergradientReport:
-    """Test a hypergradient against finite differences of F(x) = f(x, y*(x)), the lower problem solved tightly.
+    """Test a hypergradient against finite differences of ``F(x) = f(x, y*(x))``, the lower problem solved tightly.
 
     F is evaluated at x +- e d for random directions d, the estimate's own among them, and steps e over several orders; at
     every point the lower problem is solved again as far as its precision allows. Parameters, buffers and random state

@@ -9,12 +9,12 @@ from math import inf
 
 @dataclass(frozen=True)
 class Line:
-    r"""A loss along a ray, \varphi(t) = loss(point - t d), on a frozen batch and a frozen random state.
+    """A loss along a ray, ``phi(t) = loss(point - t d)``, on a frozen batch and a frozen random state.
 
     Attributes:
-        value: \varphi(0).
-        slope: \varphi'(0), that is -<gradient, d>; negative where d descends.
-        at: t -> \varphi(t), one evaluation without a gradient.
+        value: phi(0).
+        slope: phi'(0), that is ``-<gradient, d>``; negative where d descends.
+        at: t -> phi(t), one evaluation without a gradient.
         max_step: No rule may go further than this along the ray (a ceiling, or the border of a box).
         eps: The relative spacing of the numbers that the loss is computed in (``torch.finfo(dtype).eps``).
 

@@ -78,19 +78,19 @@ class LowerGraph:
         self.grad = mean_over_ranks(problem.y.join([None if part is None else part.detach() for part in gradient]))
 
     def hessian(self, v: Tensor) -> Tensor:
-        r"""The Hessian product \nabla_{yy}^2 g v, a vector like y."""
+        """The Hessian product ``g_yy v``, a vector like y."""
         self._oracle.cost.hessian_products += 1
         y = self._oracle.problem.y
         return mean_over_ranks(y.join(_product(self._grad_y, y.cast(v), y.tensors)))
 
     def mixed(self, v: Tensor) -> Tensor:
-        r"""The mixed product \nabla_{xy}^2 g v of a vector like y: a vector like x."""
+        """The mixed product ``g_xy v`` of a vector like y: a vector like x."""
         self._oracle.cost.mixed_products += 1
         x, y = self._oracle.problem.x, self._oracle.problem.y
         return mean_over_ranks(x.join(_product(self._grad_y, y.cast(v), x.tensors)))
 
     def mixed_transposed(self, d: Tensor) -> Tensor:
-        r"""The mixed product \nabla_{yx}^2 g d of a vector like x: how the lower gradient changes along d, like y."""
+        """The mixed product ``g_yx d`` of a vector like x: how the lower gradient changes along d, like y."""
         self._oracle.cost.mixed_products += 1
         x, y = self._oracle.problem.x, self._oracle.problem.y
         if self._grad_x is None:

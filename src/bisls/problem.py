@@ -16,7 +16,7 @@ Loss = Callable[[Any], Tensor]
 
 
 class Bilevel:
-    r"""A bi-level problem: minimise f(x, y*(x)) over x, where y*(x) minimises g(x, y) over y.
+    """A bi-level problem: minimise ``f(x, y*(x))`` over x, where ``y*(x)`` minimises ``g(x, y)`` over y.
 
     Args:
         upper_loss: ``batch -> scalar tensor``, the loss f; closes over the modules whose parameters are passed here.

@@ -13,17 +13,17 @@ from bisls.directions.base import Heading, State
 
 @dataclass(frozen=True)
 class Adam:
-    r"""Adam's direction: A^{-1} h, or A^{-1} m with momentum, A = sqrt(\hat G) + eps.
+    """Adam's direction: ``A^-1 h``, or ``A^-1 m^`` with momentum, ``A = sqrt(G^) + eps``.
 
-    G <- b2 G + (1 - b2) h^2 and m <- b1 m + (1 - b1) h are kept raw and corrected when used: \hat G = G / (1 - b2^t),
-    \hat m = m / (1 - b1^t), t = 1 at the first step. (The paper's text has the correction inside the recursion, and a sign
-    that ascends; both are slips.) The slope of the line is -<h, A^{-1} h>, so every step rule works unchanged.
+    G <- b2 G + (1 - b2) h^2 and m <- b1 m + (1 - b1) h are kept raw and corrected when used: G^ = G / (1 - b2^t),
+    m^ = m / (1 - b1^t), t = 1 at the first step. (The paper's text has the correction inside the recursion, and a sign
+    that ascends; both are slips.) The slope of the line is -<h, A^-1 h>, so every step rule works unchanged.
 
     Args:
         betas: (b1, b2), both in [0, 1). b1 = 0 is Adam without momentum.
         eps: Added to the root; positive.
-        search_momentum: Search along the direction really taken, A^{-1} m, wherever it descends, and where it does not, search
-            and move along A^{-1} h. False is the paper's way: search along A^{-1} h, move along A^{-1} m.
+        search_momentum: Search along the direction really taken, A^-1 m, wherever it descends, and where it does not, search
+            and move along A^-1 h. False is the paper's way: search along A^-1 h, move along A^-1 m.
 
     Examples:
         >>> import torch

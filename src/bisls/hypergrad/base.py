@@ -17,7 +17,7 @@ from bisls.record import Status
 
 @dataclass(frozen=True)
 class Hypergradient:
-    """An estimate of the gradient of F(x) = f(x, y*(x)).
+    """An estimate of the gradient of ``F(x) = f(x, y*(x))``.
 
     Attributes:
         value: f(x, y) on the upper batch.
@@ -49,9 +49,9 @@ class HypergradientMethod(Protocol):
 
 
 def hypergradient(problem: Bilevel, upper_batch: Any, lower_batch: Any, method: HypergradientMethod) -> Hypergradient:
-    r"""The hypergradient of a problem at its present (x, y).
+    """The hypergradient of a problem at its present (x, y).
 
-    \nabla F(x) \approx \nabla_x f - \nabla_{xy}^2 g [\nabla_{yy}^2 g]^{-1} \nabla_y f  (the paper's equation 2)
+    ``grad F(x) ~ grad_x f - g_xy g_yy^-1 grad_y f`` (the paper's equation 2; g_xy, g_yy second derivatives of g)
 
     The parameters are not moved, nor is their ``.grad`` touched.
 

@@ -14,7 +14,7 @@ from bisls.vector import norm
 
 @dataclass(frozen=True)
 class Implicit:
-    r"""Implicit differentiation: h = \nabla_x f - \nabla_{xy}^2 g z with \nabla_{yy}^2 g z = \nabla_y f.
+    """Implicit differentiation: ``h = grad_x f - g_xy z`` with ``g_yy z = grad_y f`` (second derivatives of g).
 
     One upper gradient, one lower graph, the products of the linear solver, and one mixed product.
 

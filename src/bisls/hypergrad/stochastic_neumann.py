@@ -16,11 +16,11 @@ from bisls.vector import norm
 
 @dataclass(frozen=True)
 class StochasticNeumann:
-    r"""The stochastic Neumann estimate (the paper's equation for h_f^k, with the 1/L that it leaves out).
+    """The stochastic Neumann estimate (the paper's equation 13, with the 1/L that it leaves out).
 
-    h = \nabla_x f - \nabla_{xy}^2 g_0 [(N/L) \prod_{j=1}^{\bar N} (I - \nabla_{yy}^2 g_j / L)] \nabla_y f, with \bar N
-    uniform on 0 .. N - 1. Its mean is the truncated Neumann series of N terms. Where the lower batch is an iterator every
-    factor, and the mixed product, draws a fresh batch from it; otherwise all see the one given.
+    ``h = grad_x f - g_xy(batch 0) [(N/L) prod_(j=1..M) (I - g_yy(batch j) / L)] grad_y f``, with M uniform on 0 .. N - 1. Its
+    mean is the truncated Neumann series of N terms. Where the lower batch is an iterator every factor, and the mixed
+    product, draws a fresh batch from it; otherwise all see the one given.
 
     Args:
         terms: N, at least 1.

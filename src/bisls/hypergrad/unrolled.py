@@ -16,10 +16,10 @@ from bisls.vector import norm
 
 @dataclass(frozen=True)
 class Unrolled:
-    r"""The exact gradient of x -> f(x, y_n(x)), y_n from n gradient steps on g that begin at the present y.
+    """The exact gradient of ``x -> f(x, y_n(x))``, y_n from n gradient steps on g that begin at the present y.
 
-    Reverse mode by hand: with l_n = \nabla_y f(x, y_n), going back over t,
-    h <- h - b \nabla_{xy}^2 g(x, y_t) l_{t+1} and l_t = (I - b \nabla_{yy}^2 g(x, y_t)) l_{t+1}.
+    Reverse mode by hand: with ``l_n = grad_y f(x, y_n)``, going back over t,
+    ``h <- h - b g_xy(x, y_t) l_(t+1)`` and ``l_t = (I - b g_yy(x, y_t)) l_(t+1)``.
     A step back costs one lower graph, one Hessian product and one mixed product, and only one graph is alive at a time:
     memory is n copies of y, not n graphs. The parameters are back where they were at the end.
 

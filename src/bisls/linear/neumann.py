@@ -15,7 +15,7 @@ from bisls.vector import dot, norm
 
 @dataclass(frozen=True)
 class Neumann:
-    r"""The truncated Neumann series z = s \sum_{j<terms} (I - s H)^j b.
+    """The truncated Neumann series ``z = s sum_(j<terms) (I - s H)^j b``.
 
     The error falls as (1 - s mu)^terms, mu the smallest curvature, as long as s < 2 / L, L the largest. A term costs one
     product; what is left over, (I - s H)^terms b, is the residual itself. The terms of a series that converges never grow:

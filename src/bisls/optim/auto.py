@@ -19,7 +19,7 @@ WARM, LONGEST = 0.1, 5.0  # the step that curvature allows grows as WARM sqrt(k 
 
 
 class Auto(LineOptimizer):
-    r"""The recommended default: no learning rate, no schedule, no horizon.
+    """The recommended default: no learning rate, no schedule, no horizon.
 
     Two measurements bound the step, and neither needs a scale to be given:
 
@@ -29,8 +29,8 @@ class Auto(LineOptimizer):
        step is at most 3 r / sqrt(G). While the gradients agree, r grows and this bound stays wide; where they only differ by
        noise, r stands still and it decays as 1 / sqrt(k).
 
-    The iterate z moves by \gamma, the smaller of the two; gradients are taken at y = 0.2 z + 0.8 x, x the average of the z's with
-    weights (k + 1) \gamma^2. During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back.
+    The iterate z moves by gamma, the smaller of the two; gradients are taken at y = 0.2 z + 0.8 x, x the average of the z's with
+    weights (k + 1) gamma^2. During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back.
 
     Args:
         params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one norm over all.

@@ -147,6 +147,7 @@ class LineOptimizer(torch.optim.Optimizer):
         """Add a group; its ``lr`` sets the ratio of its steps to those of the others."""
         super().add_param_group(param_group)
         name, group = type(self).__name__, self.param_groups[-1]
+        _require(name, "lr", group["lr"], 0 <= float(group["lr"]) < inf, "of a group must be at least 0 and finite")
         for p in group["params"]:
             if not p.is_floating_point():
                 raise ValueError(

@@ -12,13 +12,13 @@ from bisls.steps.envelope import Envelope
 
 
 class SLS(LineOptimizer):
-    r"""SLS: the largest \gamma <= lr, by backtracking, with f(x - \gamma g) <= f(x) - c \gamma ||g||^2 (equation 6).
+    """SLS: the largest ``gamma <= lr``, by backtracking, with ``f(x - gamma g) <= f(x) - c gamma ||g||^2`` (equation 8).
 
     Every trial is one forward pass of the closure on the same batch, with random state and BatchNorm's statistics put back.
 
     Args:
         params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one norm over all.
-        lr: The ceiling \gamma_b, positive, where the first search begins. torch's schedulers act on it.
+        lr: The ceiling gamma_b, positive, where the first search begins. torch's schedulers act on it.
         c: The share of the linear decrease that is asked for, in (0, 1).
         shrink: Factor of a failed trial, in (0, 1); None shortens by safeguarded quadratic interpolation (fewer trials).
         grow: Begin at ``grow`` times the last step, at least 1; None begins every search at the ceiling, as the paper does.
@@ -62,11 +62,11 @@ class SLS(LineOptimizer):
 
 
 class SLSB(SLS):
-    r"""SLSB: SLS under the decaying ceiling \gamma_{b,k} = lr / (k + 1)^power; converges without interpolation.
+    """SLSB: SLS under the decaying ceiling ``gamma_bk = lr / (k + 1)^power``; converges without interpolation.
 
     Args:
         params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one norm over all.
-        lr: The ceiling \gamma_{b,0}, positive. torch's schedulers act on it.
+        lr: The ceiling gamma_b0, positive. torch's schedulers act on it.
         c: The share of the linear decrease that is asked for, in (0, 1).
         shrink: Factor of a failed trial, in (0, 1); None shortens by safeguarded quadratic interpolation.
         grow: Begin at ``grow`` times the last step; None begins every search at the ceiling, as the paper does.

@@ -12,13 +12,13 @@ from bisls.steps.polyak import DecreasingPolyak, Polyak
 
 
 class SPSMax(LineOptimizer):
-    r"""SPS_max: \gamma_k = min{ (f - f_min) / (c ||g||^2), lr } (the paper's equation 3).
+    """SPS_max: ``gamma_k = min{ (f - f_min) / (c ||g||^2), lr }`` (the paper's equation 5).
 
     Fast where the model can fit every sample; elsewhere it does not settle, since the ceiling stays.
 
     Args:
         params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one norm over all.
-        lr: The ceiling \gamma_b, positive. torch's schedulers act on it.
+        lr: The ceiling gamma_b, positive. torch's schedulers act on it.
         c: Positive; larger is more careful.
         f_min: A lower bound of the loss on any batch.
         averaging: Keep an averaged iterate, to be looked at between ``eval()`` and ``train()``: True for the plain mean, or
@@ -48,9 +48,9 @@ class SPSMax(LineOptimizer):
 
 
 class DecSPS(SPSMax):
-    r"""DecSPS: \gamma_k = (1/c_k) min{ (f - f_min) / ||g||^2, c_{k-1} \gamma_{k-1} }, c_k = c sqrt(k + 1) (equation 4).
+    """DecSPS: ``gamma_k = (1/c_k) min{ (f - f_min) / ||g||^2, c_(k-1) gamma_(k-1) }``, ``c_k = c sqrt(k + 1)`` (equation 6).
 
-    Its steps never grow. Arguments as for `SPSMax`; ``lr`` is \gamma_{b,0}, which bounds the first step, and
+    Its steps never grow. Arguments as for `SPSMax`; ``lr`` is gamma_b0, which bounds the first step, and
     a scheduler that lowers it bounds every later one.
     """
 
@@ -59,14 +59,14 @@ class DecSPS(SPSMax):
 
 
 class SPSB(LineOptimizer):
-    r"""SPSB: \gamma_k = min{ (f - f_min) / (c ||g||^2), \gamma_{b,k} }, \gamma_{b,k} = lr / (k + 1)^power (equation 5).
+    """SPSB: ``gamma_k = min{ (f - f_min) / (c ||g||^2), gamma_bk }``, ``gamma_bk = lr / (k + 1)^power`` (equation 7).
 
     Converges without interpolation, and survives a ceiling that is far too large. With ``averaging=True`` the averaged
     iterate is the one that Theorem 1 is about.
 
     Args:
         params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one norm over all.
-        lr: The ceiling \gamma_{b,0}, positive. torch's schedulers act on it.
+        lr: The ceiling gamma_b0, positive. torch's schedulers act on it.
         c: Positive; larger is more careful.
         f_min: A lower bound of the loss on any batch.
         power: How fast the ceiling decays: 0.5 for convex, 1 for strongly convex problems; 0 leaves the decay to a scheduler.

@@ -98,10 +98,10 @@ class Interpolate:
 
 @dataclass(frozen=True)
 class Armijo:
-    r"""Line search: the first t of a shrinking sequence with phi(t) <= phi(0) + sufficient t phi'(0) + slack.
+    """Line search: the first t of a shrinking sequence with ``phi(t) <= phi(0) + sufficient t phi'(0) + slack``.
 
-    With ``restart=Restart()`` and a number for ``shrink`` this is SLS (the paper's equation 6), under a decaying ceiling SLSB,
-    and with ``slack`` the test of BiSLS (equation 11).
+    With ``restart=Restart()`` and a number for ``shrink`` this is SLS (the paper's equation 8), under a decaying ceiling SLSB,
+    and with ``slack`` the test of BiSLS (equation 14).
 
     What a search must survive when nobody watches it:
 

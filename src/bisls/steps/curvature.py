@@ -13,9 +13,9 @@ from bisls.steps.base import Memory, Step, trouble
 
 @dataclass(frozen=True)
 class Curvature:
-    r"""t = 1 / m, m the running mean of the curvature along the rays.
+    """``t = 1 / m``, m the running mean of the curvature along the rays.
 
-    A trial at t shows the curvature of the line, q = 2 (phi(t) - phi(0) - t phi'(0)) / (t^2 |phi'(0)|); for steepest descent
+    A trial at t shows the curvature of the line, ``q = 2 (phi(t) - phi(0) - t phi'(0)) / (t^2 |phi'(0)|)``; for steepest descent
     it lies between the smallest and the largest curvature of the loss. The mean of q over many batches is that of the
     full loss along typical gradients; a search would follow the single batch instead. The first call finds the scale, from
     any start: it shortens the trial until the parabola holds, then doubles it for as long as t <= 1/q.

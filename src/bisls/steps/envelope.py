@@ -12,16 +12,16 @@ from bisls.steps.base import Memory, Schedule, Step, StepRule, bound_at, is_boun
 
 @dataclass(frozen=True)
 class Envelope:
-    r"""The envelope-type step \gamma_k = min{ max{\gamma_{l,k}, \tilde\gamma_k}, \gamma_{b,k} }.
+    """The envelope-type step ``gamma_k = min{ max{gamma_lk, gamma~_k}, gamma_bk }``.
 
-    The general member of the paper's family (its equation 7): SPSB and SLSB are ``Polyak`` and ``Armijo`` under a decaying
+    The general member of the paper's family (its equation 9): SPSB and SLSB are ``Polyak`` and ``Armijo`` under a decaying
     ceiling, BiSPS has a decaying floor as well. A search inside begins at or below the ceiling.
 
     Args:
-        rule: Gives \tilde\gamma_k.
-        floor: \gamma_{l,k}: a number, a schedule, or None. It holds where the rule found nothing, but not where the loss or the
+        rule: Gives gamma~_k.
+        floor: gamma_lk: a number, a schedule, or None. It holds where the rule found nothing, but not where the loss or the
             slope is not finite, the gradient is zero, or the direction does not descend.
-        ceiling: \gamma_{b,k}: a number, a schedule, or None.
+        ceiling: gamma_bk: a number, a schedule, or None.
 
     Examples:
         >>> from bisls.line import Line

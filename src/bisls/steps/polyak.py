@@ -13,15 +13,15 @@ from bisls.steps.base import Memory, Schedule, Step, bound_at, is_bound, trouble
 
 @dataclass(frozen=True)
 class Polyak:
-    r"""The stochastic Polyak step \gamma_k = min{ (f - f_min) / (c ||d||^2), \gamma_{b,k} }.
+    """The stochastic Polyak step ``gamma_k = min{ (f - f_min) / (c ||d||^2), gamma_bk }``.
 
     For a direction other than the gradient ||d||^2 is read as -slope = <gradient, d>. With a constant ``max_step`` this is
-    SPS_max, with a decaying one SPSB (the paper's equations 3 and 5); no evaluation is made.
+    SPS_max, with a decaying one SPSB (the paper's equations 5 and 7); no evaluation is made.
 
     Args:
         c: Positive; larger is more careful. 1/2 is the classical Polyak step.
         f_min: A lower bound of the loss on any batch; 0 suits cross-entropy and least squares.
-        max_step: The ceiling \gamma_{b,k}: a positive number, a schedule such as ``Decay(1.0)``, or None.
+        max_step: The ceiling gamma_bk: a positive number, a schedule such as ``Decay(1.0)``, or None.
 
     Examples:
         >>> from bisls.line import Line
@@ -53,15 +53,15 @@ class Polyak:
 
 @dataclass(frozen=True)
 class DecreasingPolyak:
-    r"""DecSPS: \gamma_k = (1/c_k) min{ (f - f_min) / ||d||^2, c_{k-1} \gamma_{k-1} }, c_k = c sqrt(k + 1).
+    """DecSPS: ``gamma_k = (1/c_k) min{ (f - f_min) / ||d||^2, c_(k-1) gamma_(k-1) }``, ``c_k = c sqrt(k + 1)``.
 
-    The steps never grow (the paper's equation 4). The first one uses ``max_step``:
-    \gamma_0 = (1/c) min{ (f - f_min) / ||d||^2, c \gamma_{b,0} }.
+    The steps never grow (the paper's equation 6). The first one uses ``max_step``:
+    ``gamma_0 = (1/c) min{ (f - f_min) / ||d||^2, c gamma_b0 }``.
 
     Args:
         c: c_0, positive.
         f_min: A lower bound of the loss on any batch.
-        max_step: \gamma_{b,0}, a positive number.
+        max_step: gamma_b0, a positive number.
 
     Examples:
         >>> from bisls.line import Line
