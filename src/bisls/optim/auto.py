@@ -13,7 +13,7 @@ from bisls.steps.base import Step, StepRule
 from bisls.steps.curvature import Curvature
 
 # Settled on the data sets that docs/decisions.md names, judged on others.
-INTERPOLATION = 0.8  # the share of the average in the point where gradients are taken
+NEAR, LEAST, MOST = 0.1, 0.1, 0.25  # the share of z where gradients are taken: NEAR / (step m), between the other two
 REACH = 3.0  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
 WARM, LONGEST = 0.1, 5.0  # the step that curvature allows grows as WARM sqrt(k + 1) / m, up to LONGEST / m
 
@@ -29,8 +29,9 @@ class Auto(LineOptimizer):
        step is at most 3 r / sqrt(G). While the gradients agree, r grows and this bound stays wide; where they only differ by
        noise, r stands still and it decays as 1 / sqrt(k).
 
-    The iterate z moves by gamma, the smaller of the two; gradients are taken at y = 0.2 z + 0.8 x, x the average of the z's with
-    weights (k + 1) gamma^2. During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back.
+    The iterate z moves by gamma, the smaller of the two; x is the average of the z's with weights (k + 1) gamma^2, and gradients
+    are taken at ``y = x + s (z - x)``. The share s is 0.1 / (gamma m), between 0.1 and 0.25: one step moves y by about a tenth
+    of what the curvature allows. During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back.
 
     Args:
         params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one norm over all.
@@ -53,7 +54,7 @@ class Auto(LineOptimizer):
     _searches = True
 
     def __init__(self, params: Params, lr: float = 1.0, *, maximize: bool = False, foreach: bool | None = None):
-        numbers = {"lr": lr, "squares": 0.0, "distance": 0.0, "interpolation": INTERPOLATION, "averaging": None}
+        numbers = {"lr": lr, "squares": 0.0, "distance": 0.0, "interpolation": 1.0 - MOST, "averaging": None}
         super().__init__(params, {**numbers, "maximize": maximize, "foreach": foreach})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -75,6 +76,7 @@ class Auto(LineOptimizer):
         size = min(REACH * distance / sqrt(squares), curved) * scheduled
         weight = step.memory.k * size**2
         total = first["weight_sum"] + weight
+        share = min(max(NEAR * step.size / size, LEAST), MOST) if size > 0 else MOST
 
         every = [p for p in self._all() if p.requires_grad]
         states, ratios = [self.state[p] for p in every], self._ratios()
@@ -86,12 +88,12 @@ class Auto(LineOptimizer):
         if first["foreach"] is False:
             for p, z, average in zip(every, iterates, averages, strict=True):
                 average.lerp_(z, weight / total if total > 0 else 0.0)
-                p.copy_(z.lerp(average, first["interpolation"]))
+                p.copy_(z.lerp(average, 1.0 - share))
         else:
             torch._foreach_lerp_(averages, iterates, weight / total if total > 0 else 0.0)
-            torch._foreach_copy_(every, torch._foreach_lerp(iterates, averages, first["interpolation"]))
+            torch._foreach_copy_(every, torch._foreach_lerp(iterates, averages, 1.0 - share))
         torch.clear_autocast_cache()
-        self._set(squares=squares, distance=max(distance, away), weight_sum=total)
+        self._set(squares=squares, distance=max(distance, away), weight_sum=total, interpolation=1.0 - share)
         return replace(step, size=size)
 
     def _distance(self, averages: list[torch.Tensor], starts: list[torch.Tensor], ratios: list[float]) -> float:
