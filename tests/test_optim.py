@@ -330,6 +330,8 @@ def test_half_precision_parameters(row):
     again.load_state_dict(state)
     for p, q in zip(task.model.parameters(), other.model.parameters(), strict=True):
         for key, value in optimizer.state[p].items():
+            if not isinstance(value, torch.Tensor):
+                continue
             assert again.state[q][key].dtype is value.dtype  # torch alone would round averages to bfloat16
             assert torch.equal(again.state[q][key], value)
 
@@ -394,7 +396,8 @@ def test_a_value_that_is_not_finite_changes_nothing(row, bad, where, caplog):
     assert optimizer.param_groups[0]["remembered"] == remembered
     assert same(before, task.parameters())
     for key, value in optimizer.state_dict()["state"].items():
-        assert all(torch.equal(value[name], state[key][name]) for name in value)
+        for name, item in value.items():
+            assert torch.equal(item, state[key][name]) if isinstance(item, torch.Tensor) else item == state[key][name]
     losses = run(task, optimizer, 30, first=5)
     assert sum(losses[-8:]) < sum(losses[:8])
 
@@ -449,11 +452,17 @@ def test_groups_may_join_later(row):
     w, v = torch.tensor([2.0], requires_grad=True), torch.tensor([5.0], requires_grad=True)
     optimizer = make(row, [w])
     optimizer.step(lambda: ((w - 1) ** 2).sum() + ((v - 1) ** 2).sum())
+    for _ in range(100):
+        optimizer.step(lambda: ((w - 1) ** 2).sum() + 0.1)
     optimizer.add_param_group({"params": [v]})
-    for _ in range(20):
-        optimizer.step(lambda: ((w - 1) ** 2).sum() + ((v - 1) ** 2).sum())
-    assert abs(v.item() - 1) < 3.5
-    assert [group["k"] for group in optimizer.param_groups] == [21, 21]
+    assert optimizer.param_groups[0]["k"] == optimizer.param_groups[1]["k"] > 0
+    for _ in range(200):
+        optimizer.step(lambda: ((w - 1) ** 2).sum() + ((v - 1) ** 2).sum() + 0.1)
+    optimizer.eval()
+    assert abs(w.item() - 1) < 0.1
+    assert abs(v.item() - 1) < 0.4  # its average begins when it joins; it came from 5
+    with pytest.raises(ValueError, match="maximize must be the same in all groups"):
+        optimizer.add_param_group({"params": [torch.ones(1, requires_grad=True)], "maximize": True})
 
 
 def test_averaging_switches_between_iterate_and_average(row):
@@ -615,14 +624,14 @@ def test_auto_is_a_plain_loop():
 
     def value(flat, k):
         place(flat)
-        return plain.loss(k).item()
+        return plain.loss(k).item() * (1e3 if k == 40 else 1)
 
     start = torch.cat([p.detach().reshape(-1) for p in params])
     z, x, y = start.clone(), start.clone(), start.clone()
     m, count, total, squares, distance = None, 0, 0.0, 0.0, 0.0
     for k in range(80):
         place(y)
-        f = plain.loss(k)
+        f = plain.loss(k) * (1e3 if k == 40 else 1)  # an outlier on the way
         g = torch.cat([part.reshape(-1) for part in torch.autograd.grad(f, params)])
         f, square = f.item(), g.dot(g).item()
 
@@ -644,16 +653,18 @@ def test_auto_is_a_plain_loop():
         elif k < 30 or k % 10 == 0:
             count += 1
             m += (min(max(curvature(1 / m), m / 2), 10 * m) - m) / count
-        squares += square
+        usual = min(square, 10 * squares / k) if k else square
+        squares += usual
         step = min(3 * distance / squares**0.5, min(0.1 * (k + 1) ** 0.5, 5) / m)
-        z = z - step * g
+        taken = step * (usual / square) ** 0.5
+        z = z - taken * g
         distance = max(distance, (x - start).norm().item())
         total += (k + 1) * step**2
         x = x + (k + 1) * step**2 / total * (z - x)
-        share = min(max(0.1 / (step * m), 0.1), 0.25)
+        share = min(max(0.1 / (step * m), 0.1), 0.2)
         y = share * z + (1 - share) * x
-        run(task, optimizer, 1, first=k)
-        assert optimizer.last_step_size == pytest.approx(step, rel=1e-7)
+        optimizer.step(lambda k=k: task.loss(k) * (1e3 if k == 40 else 1))
+        assert optimizer.last_step_size == pytest.approx(taken, rel=1e-7)
         torch.testing.assert_close(torch.cat([p.reshape(-1) for p in task.parameters()]), y, rtol=1e-7, atol=1e-9)
     optimizer.eval()
     torch.testing.assert_close(torch.cat([p.reshape(-1) for p in task.parameters()]), x, rtol=1e-7, atol=1e-9)
@@ -696,3 +707,132 @@ def test_evaluation_mode_before_the_first_step_is_harmless(row):
     optimizer.train()
     run(task, optimizer, 2)
     assert optimizer.last_step_size > 0
+
+
+# --- what a review found; each of these was once wrong
+
+
+def test_decsps_survives_a_batch_whose_loss_is_its_bound():
+    w = torch.tensor([1.0], requires_grad=True)
+    optimizer = optim.DecSPS([w])
+    optimizer.step(lambda: (w**2).sum())
+    optimizer.step(lambda: (w - w.detach()).sum())  # a loss of exactly 0 with a gradient of 1
+    assert optimizer.last_status is Status.STATIONARY
+    optimizer.step(lambda: (w**2).sum() + 1)
+    assert optimizer.last_step_size > 0
+
+
+def test_auto_recovers_from_one_outlier():
+    def final(scale):
+        task = Task()
+        optimizer = optim.Auto(task.model.parameters())
+        for k in range(400):
+
+            def closure(k=k):
+                loss = task.loss(k)
+                return scale * loss if k == 50 else loss
+
+            optimizer.step(closure)
+        optimizer.eval()
+        with torch.no_grad():
+            return sum(task.loss(k).item() for k in range(8)), optimizer.last_step_size
+
+    usual, step = final(1.0)
+    disturbed, later = final(1e3)
+    assert disturbed < 1.5 * usual
+    assert later > step / 3
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_parameter_that_only_the_first_closure_uses_still_moves(set_to_none):
+    a, b = torch.tensor([3.0], requires_grad=True), torch.tensor([2.0], requires_grad=True)
+    optimizer = optim.SLS([a, b])
+
+    def closure(used):
+        def call():
+            optimizer.zero_grad(set_to_none=set_to_none)
+            loss = sum((p**2).sum() for p in used)
+            loss.backward()
+            return loss
+
+        return call
+
+    optimizer.step(closure([a, b]), closure([a]))
+    assert b.item() != 2.0
+    assert b.grad.item() == 4.0
+
+
+def test_losses_that_differentiate_by_themselves(row):
+    task = Task()
+    optimizer = make(row, task.model.parameters())
+
+    def penalised():
+        x = task.x[:16].clone().requires_grad_()
+        out = task.model(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return ((out - task.y[:16]) ** 2).mean() + 0.01 * (slope**2).mean()
+
+    losses = [optimizer.step(penalised).item() for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+
+def test_batchnorm_called_in_both_modes_is_updated_once():
+    norm = nn.BatchNorm1d(5)
+    task = Task(model=nn.Sequential(norm, nn.Linear(5, 2)))
+    optimizer = optim.SLS(task.model.parameters(), lr=100.0)
+
+    def closure():
+        task.model.eval()
+        with torch.no_grad():
+            guess = task.model(task.x)
+        task.model.train()
+        return ((task.model(task.x) - guess - task.y) ** 2).mean()
+
+    optimizer.step(closure)
+    assert optimizer.last_checks > 1
+    assert norm.num_batches_tracked == 1
+
+
+def test_functional_call_keeps_the_modules_own_buffers():
+    norm = nn.BatchNorm1d(5)
+    own, swapped = norm.running_mean, {name: b.clone() for name, b in norm.named_buffers()}
+    weights = {name: p.detach().clone().requires_grad_() for name, p in norm.named_parameters()}
+    optimizer = optim.SLS(list(weights.values()))
+    x = torch.randn(8, 5)
+    optimizer.step(lambda: torch.func.functional_call(norm, (weights, swapped), x).square().mean())
+    assert norm.running_mean is own
+
+
+def test_a_loss_without_backward_is_named():
+    w = torch.tensor([1.0], requires_grad=True)
+    with pytest.raises(ValueError, match=r"call loss.backward\(\) first"):
+        optim.SPSB([w]).step(loss=(w**2).sum())
+
+
+def test_unknown_arguments_are_refused(row):
+    with pytest.raises(TypeError, match="momentum"):
+        make(row, [torch.ones(1, requires_grad=True)], momentum=0.9)
+
+
+def test_auto_goes_along_when_somebody_else_moves_the_parameters():
+    w = torch.zeros(2, requires_grad=True)
+    optimizer = optim.Auto([w])
+    for _ in range(50):
+        optimizer.step(lambda: ((w - 1) ** 2).sum())
+    with torch.no_grad():
+        w.fill_(100.0)
+    optimizer.step(lambda: ((w - 1) ** 2).sum())
+    assert w.min() > 50  # one step from where it was put, not back where it had been
+    for _ in range(300):
+        optimizer.step(lambda: ((w - 1) ** 2).sum())
+    optimizer.eval()
+    assert (w - 1).abs().max() < 1.0
+
+
+def test_a_group_with_lr_zero_stands_still(row):
+    w, v = torch.tensor([2.0], requires_grad=True), torch.tensor([5.0], requires_grad=True)
+    optimizer = make(row, [{"params": [w], "lr": 0.0}, {"params": [v]}])
+    for _ in range(5):
+        optimizer.step(lambda: (w**2).sum() + (v**2).sum())
+    assert w.item() == 2.0
+    assert v.item() < 5.0

@@ -357,6 +357,32 @@ def test_the_fall_back_is_the_best_trial_that_lowers_the_loss():
     assert step.memory.step == 0.5
 
 
+@pytest.mark.parametrize("restart", [Restart(), Keep(), Grow(2.0)], ids=repr)
+def test_a_start_that_is_far_too_long_is_worked_off_over_several_searches(restart):
+    line = Line(50.0, -10000.0, at=lambda t: 50.0 * (1 - 100.0 * t) ** 2)
+    memory, rule = Memory(), Armijo(start=1e12, f_min=None, shrink=0.9, restart=restart, max_checks=100)
+    for _ in range(6):
+        step = rule.choose(line, memory)
+        memory = step.memory
+        if step.status is Status.OK:
+            break
+        assert (step.size, memory.step) == (0.0, None)
+    assert step.status is Status.OK
+    assert 0.01 < step.size < 0.02
+
+
+def test_a_step_hidden_by_noise_above_rounding_is_found_again():
+    # a loss with cancelling parts: its noise is far above the rounding of its value
+    def loss(t):
+        return float(torch.tensor(1000.0 + 4.0 * (1 - 0.5 * t) ** 2, dtype=torch.float32) - 1000.0)
+
+    memory = Memory(k=1, step=1e-9)
+    for _ in range(5):
+        step = Armijo().choose(Line(loss(0.0), -4.0, loss, eps=2.0**-23), memory)
+        memory = step.memory
+    assert memory.step > 1e-4
+
+
 def test_a_ceiling_on_the_line_is_respected_by_every_rule():
     for name, rule in RULES.items():
         step = rule.choose(Line(2.0, -1.0, lambda t: 2.0 - t + 0.1 * t * t, max_step=1e-3), Memory())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bisls.problem import Bilevel
-from bisls.still import Moment
+from bisls.still import Moment, probe
 
 
 @dataclass
@@ -116,6 +116,7 @@ class Oracle:
         """f and both of its partial gradients at the present (x, y): one forward and one backward pass."""
         problem = self.problem
         moment = problem.moment()
+        self._must_require_grad()
         self.cost.upper_gradients += 1
         with torch.enable_grad():
             loss = _scalar("upper_loss", problem.upper_loss(batch))
@@ -137,22 +138,37 @@ class Oracle:
         grad = mean_over_ranks(problem.y.join(parts))
         return LowerPoint(_number(loss), grad, moment, torch.finfo(loss.dtype).eps)
 
-    def lower_graph(self, batch: Any) -> LowerGraph:
-        """The graph of g's gradient at the present (x, y), for Hessian and mixed products."""
+    def lower_graph(self, batch: Any, replay: Moment | None = None) -> LowerGraph:
+        """The graph of g's gradient at the present (x, y), for Hessian and mixed products.
+
+        With a moment to replay it is a probe: built with the random numbers of that moment, and without a trace.
+        """
         self.cost.lower_graphs += 1
-        return LowerGraph(self, batch)
+        self._must_require_grad()
+        with nullcontext() if replay is None else self.problem.probing(replay):
+            return LowerGraph(self, batch)
+
+    def _must_require_grad(self) -> None:
+        for name, vector in (("upper_params", self.problem.x), ("lower_params", self.problem.y)):
+            for i, tensor in enumerate(vector.tensors):
+                if not tensor.requires_grad:
+                    raise ValueError(
+                        f"`Bilevel({name}=...)`: tensor {i} (shape {tuple(tensor.shape)}) no longer requires grad; "
+                        "call requires_grad_() on it, or make the problem without it"
+                    )
 
     def upper_value(self, batch: Any, replay: Moment | None = None) -> float:
         """f at the present (x, y) as a probe: without grad, with random state and buffers put back."""
         self.cost.upper_values += 1
-        with self.problem.probing(replay), torch.no_grad():
-            return _number(_scalar("upper_loss", self.problem.upper_loss(batch)))
+        return self._probe("upper_loss", lambda: self.problem.upper_loss(batch), replay)
 
     def lower_value(self, batch: Any, replay: Moment | None = None) -> float:
         """g at the present (x, y) as a probe: without grad, with random state and buffers put back."""
         self.cost.lower_values += 1
-        with self.problem.probing(replay), torch.no_grad():
-            return _number(_scalar("lower_loss", self.problem.lower_loss(batch)))
+        return self._probe("lower_loss", lambda: self.problem.lower_loss(batch), replay)
+
+    def _probe(self, name: str, call: Callable[[], Any], replay: Moment | None) -> float:
+        return _number(_scalar(name, probe(call, self.problem.y.device, replay, self.problem.buffers)))
 
     @contextmanager
     def upper_frozen(self) -> Iterator[None]:

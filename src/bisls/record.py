@@ -35,7 +35,7 @@ class Status(IntEnum):
 
 _ADVICE = {
     Status.OK: "all went well",
-    Status.STATIONARY: "the gradient is zero: nothing to do at this point",
+    Status.STATIONARY: "the gradient is zero, or the loss is at its lower bound: nothing to do at this point",
     Status.ROUNDING: (
         "the loss changes by no more than its own rounding error, so the search could not judge the step; the remembered "
         "step was kept. Near a solution this is as it should be; float64 would show more"

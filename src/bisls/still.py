@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,16 +50,17 @@ def still(device: torch.device, replay: Moment | None = None, buffers: Iterable[
     """
     before = Moment.now(device)
     declared = [(buffer, buffer.detach().clone()) for buffer in buffers]
-    found: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+    found: list[tuple[Tensor, Tensor]] = []
     seen: set[int] = set()
 
     def remember(module: nn.Module, _: object) -> None:
-        if id(module) in seen:
-            return
-        for part in module.modules():
-            if id(part) not in seen and part.training:
-                found.extend((part, name, b, b.detach().clone()) for name, b in part._buffers.items() if b is not None)
-            seen.add(id(part))
+        # a compiled module's parts are not announced one by one
+        for part in module.modules() if hasattr(module, "_orig_mod") else (module,):
+            if part.training and id(part) not in seen:
+                seen.add(id(part))
+                found.extend(
+                    (buffer, buffer.detach().clone()) for buffer in part._buffers.values() if buffer is not None
+                )
 
     handle = register_module_forward_pre_hook(remember)
     torch.clear_autocast_cache()
@@ -69,10 +71,25 @@ def still(device: torch.device, replay: Moment | None = None, buffers: Iterable[
     finally:
         handle.remove()
         with torch.no_grad():
-            for buffer, value in declared:
+            for buffer, value in (*declared, *found):
                 buffer.copy_(value)
-            for part, name, buffer, value in found:
-                buffer.copy_(value)
-                part._buffers[name] = buffer
         torch.clear_autocast_cache()
         before.restore()
+
+
+def probe(
+    call: Callable[[], Any], device: torch.device, replay: Moment | None = None, buffers: Iterable[Tensor] = ()
+) -> Any:
+    """What ``call`` returns, evaluated without a trace and without recording a graph.
+
+    A loss that differentiates by itself (a gradient penalty, an inner loop) cannot run without a graph; it is called once more
+    with one.
+    """
+    try:
+        with still(device, replay, buffers), torch.no_grad():
+            return call()
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+    with still(device, replay, buffers), torch.enable_grad():
+        return call()

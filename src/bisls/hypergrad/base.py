@@ -75,6 +75,11 @@ def hypergradient(problem: Bilevel, upper_batch: Any, lower_batch: Any, method: 
         >>> bisls.hypergradient(problem, None, None, bisls.Implicit(bisls.CG(iters=10))).flat  # 4 (x - 3)
         tensor([-10.])
     """
+    if not callable(getattr(method, "estimate", None)) or isinstance(method, type):
+        wrap = f"; wrap the linear solver: `Implicit({method!r})`" if hasattr(method, "solve") else ""
+        raise ValueError(
+            f"`hypergradient(method={method!r})`: method must be a hypergradient such as `Implicit(CG())`{wrap}"
+        )
     hg = method.estimate(Oracle(problem), upper_batch, lower_batch, {})
     if not abs(hg.value) < float("inf"):
         raise FloatingPointError(
@@ -87,4 +92,11 @@ def hypergradient(problem: Bilevel, upper_batch: Any, lower_batch: Any, method: 
 
 def next_batch(batch: Any) -> Any:
     """A fresh batch where an iterator was given, the same one otherwise."""
-    return next(batch) if isinstance(batch, Iterator) else batch
+    if not isinstance(batch, Iterator):
+        return batch
+    try:
+        return next(batch)
+    except StopIteration:
+        raise ValueError(
+            "`lower_batch`: the iterator ran out of batches; give one that goes on (itertools.cycle), or a single batch"
+        ) from None

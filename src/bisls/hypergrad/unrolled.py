@@ -47,19 +47,21 @@ class Unrolled:
             if not 0 < curvature < float("inf"):
                 status = Status.NON_FINITE if curvature != curvature else Status.NEGATIVE_CURVATURE
             step = 1.0 / curvature if status is Status.OK else 0.0
-        points, batches = [start], []
+        points, batches, moments = [start], [], []
         try:
             with oracle.upper_frozen():
                 for _ in range(self.iters):
                     batches.append(next_batch(lower_batch))
-                    points.append(points[-1] - step * oracle.lower(batches[-1]).grad)
+                    here = oracle.lower(batches[-1])
+                    moments.append(here.moment)  # the way back sees the same dropout masks
+                    points.append(points[-1] - step * here.grad)
                     y.write_(points[-1])
             upper = oracle.upper(upper_batch)
             flat, adjoint = upper.grad_x.clone(), upper.grad_y
             lower_grad_norm = float("nan")
-            for point, batch in zip(reversed(points[:-1]), reversed(batches), strict=True):
+            for point, batch, moment in zip(points[-2::-1], batches[::-1], moments[::-1], strict=True):
                 y.write_(point)
-                graph = oracle.lower_graph(batch)
+                graph = oracle.lower_graph(batch, moment)
                 if lower_grad_norm != lower_grad_norm:
                     lower_grad_norm = norm(graph.grad)
                 flat -= step * graph.mixed(adjoint)

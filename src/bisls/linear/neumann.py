@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,6 +57,8 @@ class Neumann:
             if solution.status is not Status.DIVERGED:
                 break
             solution = self._sum(hessian, b, size, 0.5**halvings / curvature, state)
+        if solution.status is Status.DIVERGED:  # at an eighth of 1 / L only negative curvature makes terms grow
+            return replace(solution, status=Status.NEGATIVE_CURVATURE)
         return solution
 
     def _sum(self, hessian: Operator, b: Tensor, size: float, scale: float, state: State) -> Solution:

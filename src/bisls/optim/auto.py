@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from bisls.optim.base import Evaluation, LineOptimizer, Params
 from bisls.steps.base import Step, StepRule
 from bisls.steps.curvature import Curvature
 
 # Settled on the data sets that docs/decisions.md names, judged on others.
-NEAR, LEAST, MOST = 0.1, 0.1, 0.25  # the share of z where gradients are taken: NEAR / (step m), between the other two
+NEAR, LEAST, MOST = 0.1, 0.1, 0.2  # the share of z where gradients are taken: NEAR / (step m), between the other two
+OUTLIER = 10.0  # a squared gradient norm counts for at most so many times the mean of those before
 REACH = 3.0  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
 WARM, LONGEST = 0.1, 5.0  # the step that curvature allows grows as WARM sqrt(k + 1) / m, up to LONGEST / m
 
@@ -30,7 +32,7 @@ class Auto(LineOptimizer):
        noise, r stands still and it decays as 1 / sqrt(k).
 
     The iterate z moves by gamma, the smaller of the two; x is the average of the z's with weights (k + 1) gamma^2, and gradients
-    are taken at ``y = x + s (z - x)``. The share s is 0.1 / (gamma m), between 0.1 and 0.25: one step moves y by about a tenth
+    are taken at ``y = x + s (z - x)``. The share s is 0.1 / (gamma m), between 0.1 and 0.2: one step moves y by about a tenth
     of what the curvature allows. During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back.
 
     Args:
@@ -52,10 +54,15 @@ class Auto(LineOptimizer):
     """
 
     _searches = True
+    _counters: ClassVar[dict[str, Any]] = {
+        **LineOptimizer._counters,
+        "squares": 0.0,
+        "distance": 0.0,
+        "interpolation": 1.0 - MOST,
+    }
 
     def __init__(self, params: Params, lr: float = 1.0, *, maximize: bool = False, foreach: bool | None = None):
-        numbers = {"lr": lr, "squares": 0.0, "distance": 0.0, "interpolation": 1.0 - MOST, "averaging": None}
-        super().__init__(params, {**numbers, "maximize": maximize, "foreach": foreach})
+        super().__init__(params, {"lr": lr, "averaging": None, "maximize": maximize, "foreach": foreach})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its ``lr`` sets the ratio of its steps to those of the others."""
@@ -65,38 +72,58 @@ class Auto(LineOptimizer):
     def _rule(self, group: dict[str, Any]) -> StepRule:
         return Curvature(start=max(float(g.get("start", g["lr"])) for g in self.param_groups))
 
+    def _averages(self) -> bool:
+        return True
+
     def _take(self, found: Evaluation, judged: Evaluation, step: Step) -> Step:
-        first = self.param_groups[0]
+        first, k = self.param_groups[0], step.memory.k
+        params = [p for p in self._all() if p.requires_grad]
         self._initialise()
-        squares = first["squares"] - judged.slope
+        self._follow(params)
+        # an outlier counts, and moves, as much as OUTLIER times the mean square so far: one batch can't end the run
+        square = -judged.slope
+        usual = min(square, OUTLIER * first["squares"] / (k - 1)) if k > 1 and first["squares"] > 0 else square
+        squares = first["squares"] + usual
         # at the first step there is no distance yet: what the curvature allows says how far it would go
-        distance = first["distance"] or step.size * sqrt(-judged.slope)
-        curved = min(WARM * sqrt(step.memory.k), LONGEST) * step.size
+        distance = first["distance"] or step.size * sqrt(square)
+        curved = min(WARM * sqrt(k), LONGEST) * step.size
         scheduled = self._ceiling() / max(group["start"] for group in self.param_groups)
         size = min(REACH * distance / sqrt(squares), curved) * scheduled
-        weight = step.memory.k * size**2
-        total = first["weight_sum"] + weight
         share = min(max(NEAR * step.size / size, LEAST), MOST) if size > 0 else MOST
 
-        every = [p for p in self._all() if p.requires_grad]
-        states, ratios = [self.state[p] for p in every], self._ratios()
+        states, ratios = [self.state[p] for p in params], self._ratios()
         iterates, averages = [s["z"] for s in states], [s["average"] for s in states]
         grads = [g.to(self.state[p]["z"].dtype) for p, g in zip(found.params, found.grads, strict=True)]
-        factors = [-size * ratio * self._sign() for ratio in found.ratios]
+        taken = size * sqrt(usual / square)
+        factors = [-taken * ratio * self._sign() for ratio in found.ratios]
         self._add([self.state[p]["z"] for p in found.params], grads, factors)
-        away = self._distance(averages, [s["start"] for s in states], [ratios[p] for p in every])
-        if first["foreach"] is False:
-            for p, z, average in zip(every, iterates, averages, strict=True):
-                average.lerp_(z, weight / total if total > 0 else 0.0)
-                p.copy_(z.lerp(average, 1.0 - share))
-        else:
-            torch._foreach_lerp_(averages, iterates, weight / total if total > 0 else 0.0)
-            torch._foreach_copy_(every, torch._foreach_lerp(iterates, averages, 1.0 - share))
+        away = self._distance(averages, [s["start"] for s in states], [ratios[p] for p in params])
+        self._lerp(averages, iterates, self._shares(params, k * size**2))
+        self._set(squares=squares, distance=max(distance, away), interpolation=1.0 - share)
+        for p, y in zip(params, self._points(params), strict=True):
+            p.copy_(y)
+            self.state[p]["version"] = p._version
         torch.clear_autocast_cache()
-        self._set(squares=squares, distance=max(distance, away), weight_sum=total, interpolation=1.0 - share)
-        return replace(step, size=size)
+        return replace(step, size=taken)
 
-    def _distance(self, averages: list[torch.Tensor], starts: list[torch.Tensor], ratios: list[float]) -> float:
+    def _points(self, params: list[Tensor]) -> list[Tensor]:
+        """y, where the next gradients are taken."""
+        iterates, averages = ([self.state[p][key] for p in params] for key in ("z", "average"))
+        share = self.param_groups[0]["interpolation"]
+        if self.param_groups[0]["foreach"] is False:
+            return [z.lerp(average, share) for z, average in zip(iterates, averages, strict=True)]
+        return list(torch._foreach_lerp(iterates, averages, share))
+
+    def _follow(self, params: list[Tensor]) -> None:
+        """Where somebody else has changed a parameter since the last step (a reload, a projection), go with it."""
+        moved = [p for p in params if self.state[p].get("version") not in (None, p._version)]
+        for p, y in zip(moved, self._points(moved) if moved else [], strict=True):
+            shift = p.detach().to(y.dtype) - y
+            if not torch.equal(p, y.to(p.dtype)):
+                self.state[p]["z"] += shift
+                self.state[p]["average"] += shift
+
+    def _distance(self, averages: list[Tensor], starts: list[Tensor], ratios: list[float]) -> float:
         """||x - x_0|| in the metric of the groups' ratios."""
         norms = self._norms(list(torch._foreach_sub(averages, starts)))
         sizes = torch.stack([norm.double() for norm in norms]).tolist()
@@ -104,6 +131,10 @@ class Auto(LineOptimizer):
 
     def _initialise(self) -> None:
         for p in self._all():
-            if p.requires_grad and "z" not in self.state[p]:
+            state = self.state[p] if p.requires_grad else {"weight_sum": 0.0}
+            # until its first step a parameter may still be loaded, so its state is made anew
+            if not state.get("weight_sum"):
                 wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
-                self.state[p].update({key: wide.clone() for key in ("z", "start", "average")})
+                state.update(
+                    {key: wide.clone() for key in ("z", "start", "average")}, weight_sum=0.0, version=p._version
+                )

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import inf, isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from bisls.line import Line
 from bisls.oracle import gradient, mean_over_ranks
 from bisls.record import Status
 from bisls.steps.base import Memory, Step, StepRule
-from bisls.still import Moment, still
+from bisls.still import Moment, probe, still
 
 logger = logging.getLogger("bisls")
 
@@ -49,6 +49,16 @@ class LineOptimizer(torch.optim.Optimizer):
     """
 
     _searches = False  # whether the rule evaluates the loss at trial points, so that it needs a closure
+    # what the optimiser itself writes into every group; all else but lr must be the same in all of them
+    _counters: ClassVar[dict[str, Any]] = {
+        "k": 0,
+        "remembered": None,
+        "noted": (),
+        "train_mode": True,
+        "last_step_size": 0.0,
+        "last_checks": 0,
+        "last_status": 0,
+    }
 
     def __init__(self, params: Params, defaults: dict[str, Any]):
         name = type(self).__name__
@@ -58,15 +68,14 @@ class LineOptimizer(torch.optim.Optimizer):
             averaging = 0.0 if averaging else None
         fits = averaging is None or 0 <= averaging < inf
         _require(name, "averaging", averaging, fits, "must be True, False, or a power of at least 0")
-        own = {"k": 0, "remembered": None, "noted": (), "last_step_size": 0.0, "last_checks": 0, "last_status": 0}
-        mode = {"averaging": averaging, "weight_sum": 0.0, "train_mode": True}
+        defaults = {**defaults, "averaging": averaging}
         if isinstance(params, Tensor):
             raise TypeError(f"`{name}(params=...)` must be an iterable of tensors or dicts; put the tensor into a list")
         params = list(params)
         if not params:
             raise ValueError(f"`{name}(params=...)` is empty; pass model.parameters() or a list of tensors")
-        super().__init__(params, {**defaults, **mode, **own})
-        self._rule(self.param_groups[0])  # so that a bad argument is named now, not at the first step
+        super().__init__(params, {**defaults, **self._counters})
+        self._rule({**self.param_groups[0], "lr": defaults["lr"]})  # a bad argument is named now, not at the first step
         if not any(p.requires_grad for p in self._all()):
             raise ValueError(f"`{name}(params=...)`: none of the tensors requires grad; call requires_grad_() on them")
 
@@ -127,20 +136,22 @@ class LineOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def eval(self) -> None:
         """Put the averaged iterate into the parameters, for evaluation or saving. Nothing happens without averaging."""
-        if self.param_groups[0]["train_mode"]:
-            for p in self._all():
-                if "average" in self.state.get(p, {}):
-                    self.state[p]["iterate"] = p.detach().clone()
-                    p.copy_(self.state[p]["average"])
+        if not self._averages() or not self.param_groups[0]["train_mode"]:
+            return
+        for p in self._all():
+            if "average" in self.state.get(p, {}):
+                self.state[p]["iterate"] = p.detach().clone()
+                p.copy_(self.state[p]["average"])
         self._set(train_mode=False)
 
     @torch.no_grad()
     def train(self) -> None:
         """Put the iterate back into the parameters, so that training goes on."""
-        if not self.param_groups[0]["train_mode"]:
-            for p in self._all():
-                if "iterate" in self.state.get(p, {}):
-                    p.copy_(self.state[p].pop("iterate"))
+        if self.param_groups[0]["train_mode"]:
+            return
+        for p in self._all():
+            if "iterate" in self.state.get(p, {}):
+                p.copy_(self.state[p].pop("iterate"))
         self._set(train_mode=True)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -148,6 +159,12 @@ class LineOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         name, group = type(self).__name__, self.param_groups[-1]
         _require(name, "lr", group["lr"], 0 <= float(group["lr"]) < inf, "of a group must be at least 0 and finite")
+        if len(self.param_groups) > 1:
+            first = self.param_groups[0]
+            group.update({key: first[key] for key in self._counters})
+            for key in self.defaults.keys() - self._counters.keys() - {"lr"}:
+                mine, theirs = group.get(key), first.get(key)
+                _require(name, key, mine, mine == theirs, f"must be the same in all groups ({theirs!r}); lr may differ")
         for p in group["params"]:
             if not p.is_floating_point():
                 raise ValueError(
@@ -215,6 +232,10 @@ class LineOptimizer(torch.optim.Optimizer):
 
     def _given(self, loss: Any) -> Evaluation:
         params = [p for p in self._all() if p.requires_grad]
+        if all(p.grad is None for p in params):
+            raise ValueError(
+                f"`{type(self).__name__}.step(loss=...)`: there are no gradients; call loss.backward() first"
+            )
         return self._collect(loss, params, [p.grad for p in params])
 
     def _collect(self, loss: Any, params: list[Tensor], grads: Sequence[Tensor | None]) -> Evaluation:
@@ -295,15 +316,15 @@ class LineOptimizer(torch.optim.Optimizer):
                 saved.extend(p.detach().clone() for p in judged.params)
             torch._foreach_copy_(judged.params, saved)
             self._move(judged, t)
-            with (
-                still(judged.params[0].device, judged.moment),
-                torch.set_grad_enabled(judged.does_backward),
-                _stashed_grads(judged.params if judged.does_backward else []),
-            ):
-                value = judged.closure()
-                if isinstance(value, Tensor):
-                    value = mean_over_ranks(value.detach().double()).item()
-                return self._sign() * float(value)
+            device = judged.params[0].device
+            if judged.does_backward:
+                with still(device, judged.moment), torch.enable_grad(), _stashed_grads(list(self._all())):
+                    value = judged.closure()
+            else:
+                value = probe(judged.closure, device, judged.moment)
+            if isinstance(value, Tensor):
+                value = mean_over_ranks(value.detach().double()).item()
+            return self._sign() * float(value)
 
         try:
             yield at
@@ -317,16 +338,29 @@ class LineOptimizer(torch.optim.Optimizer):
         if power is None:
             return
         self._initialise()
-        weight = float(step.memory.k) ** power
-        total = self.param_groups[0]["weight_sum"] + weight
-        self._set(weight_sum=total)
         averages = [self.state[p]["average"] for p in self._all()]
         iterates = [p.detach().to(average.dtype) for p, average in zip(self._all(), averages, strict=True)]
-        if self.param_groups[0]["foreach"] is False:
-            for average, iterate in zip(averages, iterates, strict=True):
-                average.lerp_(iterate, weight / total)
-        else:
-            torch._foreach_lerp_(averages, iterates, weight / total)
+        self._lerp(averages, iterates, self._shares(list(self._all()), float(step.memory.k) ** power))
+
+    def _averages(self) -> bool:
+        """Whether an averaged iterate is kept."""
+        return self.param_groups[0]["averaging"] is not None
+
+    def _shares(self, params: list[Tensor], weight: float) -> list[float]:
+        """The share of the newest iterate in each average; sums are kept by parameter, since some may join later."""
+        shares = []
+        for p in params:
+            total = self.state[p]["weight_sum"] = self.state[p].get("weight_sum", 0.0) + weight
+            shares.append(weight / total if total > 0 else 0.0)
+        return shares
+
+    def _lerp(self, tensors: list[Tensor], ends: list[Tensor], shares: list[float]) -> None:
+        """tensors <- tensors + share * (ends - tensors)."""
+        if self.param_groups[0]["foreach"] is False or len(set(shares)) > 1:
+            for tensor, end, share in zip(tensors, ends, shares, strict=True):
+                tensor.lerp_(end, share)
+        elif tensors:
+            torch._foreach_lerp_(tensors, ends, shares[0])
 
     def _initialise(self) -> None:
         if self.param_groups[0]["averaging"] is not None:

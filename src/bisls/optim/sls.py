@@ -43,22 +43,19 @@ class SLS(LineOptimizer):
         averaging: bool | float | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
-        **more: float,
     ):
-        numbers = {"lr": lr, "c": c, "shrink": shrink, "grow": grow, "f_min": f_min, **more}
+        numbers = {"lr": lr, "c": c, "shrink": shrink, "grow": grow, "f_min": f_min, "power": 0.0}
         super().__init__(params, {**numbers, "averaging": averaging, "maximize": maximize, "foreach": foreach})
 
     def _rule(self, group: dict[str, Any]) -> StepRule:
-        return Envelope(self._search(group), ceiling=group["lr"])
-
-    def _search(self, group: dict[str, Any]) -> Armijo:
-        return Armijo(
+        search = Armijo(
             start=group["lr"],
             sufficient=group["c"],
             shrink=Interpolate() if group["shrink"] is None else group["shrink"],
             restart=Restart() if group["grow"] is None else Grow(group["grow"]),
             f_min=group["f_min"],
         )
+        return Envelope(search, ceiling=Decay(group["lr"], group["power"]))
 
 
 class SLSB(SLS):
@@ -91,18 +88,7 @@ class SLSB(SLS):
         maximize: bool = False,
         foreach: bool | None = None,
     ):
-        super().__init__(
-            params,
-            lr,
-            c,
-            shrink,
-            grow,
-            f_min,
-            averaging=averaging,
-            maximize=maximize,
-            foreach=foreach,
-            power=power,
+        numbers = {"lr": lr, "c": c, "shrink": shrink, "grow": grow, "f_min": f_min, "power": power}
+        LineOptimizer.__init__(
+            self, params, {**numbers, "averaging": averaging, "maximize": maximize, "foreach": foreach}
         )
-
-    def _rule(self, group: dict[str, Any]) -> StepRule:
-        return Envelope(self._search(group), ceiling=Decay(group["lr"], group["power"]))

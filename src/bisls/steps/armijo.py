@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, isfinite, log
 
 from bisls._check import require
@@ -63,8 +63,8 @@ class Backtrack:
         return self.factor
 
     def shorten(self, line: Line, t: float, value: float) -> float:
-        """The next trial after the value at t failed."""
-        return t * self.factor
+        """The next trial after the value at t failed; one that is not finite says nothing, so it shortens by ten."""
+        return t * (self.factor if isfinite(value) else min(self.factor, 0.1))
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ class Armijo:
       remembered step that is too short to be seen at all is first tried at the shortest length that can be: if the loss
       then falls, that is the step.
     - *No end.* After ``max_checks`` trials the search falls back on the trial with the lowest loss, if that is below phi(0),
-      and takes no step otherwise (`Status.CAPPED`, or `Status.NON_FINITE` if no trial was finite). The remembered step is kept.
+      and takes no step otherwise (`Status.CAPPED`, or `Status.NON_FINITE` if no trial was finite). The remembered step is kept;
+      only where the trials show that the start was far too long does the next search go on where this one ended.
     - *Hopeless trials.* No step beyond (phi(0) + slack - f_min) / (sufficient |phi'(0)|) can pass the test, so none is tried:
       a start that is far too long costs nothing.
 
@@ -182,8 +183,11 @@ class Armijo:
         first = min(self._first(line, memory), limit)
         seen = min(2 * line.rounding / -line.slope, limit)  # the shortest step whose effect can be seen
         best, lowest, finite = 0.0, line.value, False
+        steepest: tuple[float, float] | None = (
+            None  # the first finite trial that failed: t, and its rise over the slope
+        )
         t = max(first, seen)
-        checks = 0
+        checks, rise, tried = 0, 0.0, t
         for checks in range(1, self._cap(shrink) + 1):
             value = line.at(t)
             if not isfinite(value):
@@ -191,20 +195,37 @@ class Armijo:
             finite = finite or value < inf
             told = -line.slope * t > line.rounding and abs(value - line.value) > line.rounding
             if value <= line.value + self.sufficient * t * line.slope + self.slack and (told or t <= first):
-                return Step(t, memory.later(t if told else None), checks, Status.OK if told else Status.ROUNDING, value)
+                later = replace(memory.later(t if told else None), extra=())
+                return Step(t, later, checks, Status.OK if told else Status.ROUNDING, value)
             asked = -self.sufficient * t * line.slope
             if t <= first and value <= line.value + line.rounding and asked <= line.rounding:
-                return Step(t, memory.later(), checks, Status.ROUNDING, value)
+                return Step(t, replace(memory.later(), extra=()), checks, Status.ROUNDING, value)
             if value < lowest:
                 best, lowest = t, value
-            # a longer trial, made only because the remembered step could not be seen, said nothing: back to that step
-            t = first if t > first else shrink.shorten(line, t, value)
+            if value < inf:
+                rise = (value - line.value) / max(-line.slope * t, 1e-300)
+                steepest = steepest or (t, rise)
+            if t > first:
+                # a longer trial, made only because the remembered step could not be seen: either it can't be seen yet ...
+                unseen = abs(value - line.value) <= line.rounding and t < limit
+                t = (
+                    min(10 * t, limit, 1e300) if unseen and t < 1e300 else first
+                )  # ... or it failed, and that step it is
+                continue
+            tried, t = t, shrink.shorten(line, t, value)
             if t == 0.0:
                 break
         status = Status.CAPPED if finite else Status.NON_FINITE
-        return Step(best, memory.later(), checks, status, lowest if best > 0 else None)
+        later = replace(memory.later(), extra=())
+        if steepest and steepest[1] > 1 and rise < steepest[1] * (tried / steepest[0]) ** 0.5:
+            # what rose was curvature (it fades as t does; a wrong slope or a jump would not): the start was far too long, and
+            # the next search goes on from here. The remembered step stays what it was until a search succeeds.
+            later = replace(later, extra=(t,))
+        return Step(best, later, checks, status, lowest if best > 0 else None)
 
     def _first(self, line: Line, memory: Memory) -> float:
+        if memory.extra:
+            return memory.extra[0]
         factor = self.restart.factor
         if factor is not None and memory.step is not None:
             return min(memory.step * factor, 1e300)

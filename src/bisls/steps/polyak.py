@@ -41,7 +41,7 @@ class Polyak:
 
     def choose(self, line: Line, memory: Memory) -> Step:
         """The step; none, with a status, where the line is unusable or the loss lies below ``f_min``."""
-        problem = trouble(line) or (Status.BELOW_BOUND if line.value < self.f_min else None)
+        problem = trouble(line) or _spent(line, self.f_min)
         if problem is not None:
             return Step(0.0, memory.later(), status=problem)
         ceiling = min(line.max_step, bound_at(self.max_step, memory.k))
@@ -81,13 +81,15 @@ class DecreasingPolyak:
 
     def choose(self, line: Line, memory: Memory) -> Step:
         """The step; where the line is unusable none is taken and the recursion waits."""
-        problem = trouble(line) or (Status.BELOW_BOUND if line.value < self.f_min else None)
+        problem = trouble(line) or _spent(line, self.f_min)
         if problem is not None:
             # k stays as well: it counts the terms of the recursion, and this one was left out
             return Step(0.0, memory, status=problem)
         k = memory.k
         bound = self.c * self.max_step if memory.step is None else self.c * sqrt(k) * memory.step
         size = min(_ratio(line, self.f_min), bound) / (self.c * sqrt(k + 1))
+        if size == 0.0:  # underflow; remembered, it would end the recursion
+            return Step(0.0, memory, status=Status.STATIONARY)
         return Step(min(size, line.max_step), memory.later(size))
 
 
@@ -96,6 +98,13 @@ def check_polyak(rule: Polyak | DecreasingPolyak) -> None:
     require(rule, "c", 0 < rule.c < inf, "must be positive and finite")
     require(rule, "f_min", -inf < rule.f_min < inf, "must be finite")
     require(rule, "max_step", is_bound(rule.max_step), "must be positive, a schedule such as Decay(1.0), or None")
+
+
+def _spent(line: Line, f_min: float) -> Status | None:
+    """Why a loss at or below its bound has no Polyak step, or None."""
+    if line.value < f_min:
+        return Status.BELOW_BOUND
+    return Status.STATIONARY if line.value == f_min else None
 
 
 def _ratio(line: Line, f_min: float) -> float:
