@@ -342,10 +342,83 @@ def test_check_works_in_single_precision_with_dropout_and_batchnorm():
     problem = bisls.Bilevel(
         lambda _: ((head(body(data[32:])) - target[32:]) ** 2).mean(), lower, body.parameters(), head.parameters()
     )
-    body.eval()  # frozen masks are tested elsewhere; a fresh mask a call would change the problem itself
-    body[1].train()
     mean = body[1].running_mean.clone()
     report = bisls.check_hypergradient(problem, None, None, bisls.Implicit(bisls.CG(iters=30, tol=1e-6)))
     assert report.passed, str(report)
     assert torch.equal(mean, body[1].running_mean)
     assert not bisls.check_hypergradient(problem, None, None, bisls.Implicit(bisls.Identity(0.1))).passed
+
+
+def test_check_sees_a_component_that_is_missing_in_many():
+    # the classic slip: a .detach() in the lower loss, so that half of the upper parameters lose their hypergradient
+    def check(cut):
+        a = torch.linspace(-1, 1, 3000).requires_grad_()
+        b = torch.linspace(0, 2, 3000).requires_grad_()
+        y = torch.zeros(3000, requires_grad=True)
+
+        def lower(_):
+            return ((y - a - torch.cos((b.detach() if cut else b) + 1)) ** 2).sum() + 0 * b.sum()
+
+        problem = bisls.Bilevel(lambda _: ((y - 1) ** 2).mean(), lower, [a, b], [y])
+        if not cut:
+            return bisls.check_hypergradient(problem, None, None, bisls.Implicit(bisls.CG()))
+        whole = bisls.Bilevel(
+            lambda _: ((y - 1) ** 2).mean(), lambda _: ((y - a - torch.cos(b + 1)) ** 2).sum(), [a, b], [y]
+        )
+        return bisls.check_hypergradient(whole, None, None, Lacking(problem))
+
+    assert check(cut=False).passed
+    report = check(cut=True)
+    assert not report.passed
+    assert report.relative_error > 0.2
+
+
+class Lacking:
+    """The hypergradient of another problem."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def estimate(self, oracle, upper_batch, lower_batch, state):
+        return bisls.hypergradient(self.other, upper_batch, lower_batch, bisls.Implicit(bisls.CG()))
+
+
+def test_check_survives_a_loss_that_is_infinite_a_long_step_away():
+    x = torch.tensor([0.005, 1.0], dtype=torch.float64, requires_grad=True)
+    y = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    problem = bisls.Bilevel(lambda _: (y**2).sum() - 1e-3 * x.log().sum(), lambda _: ((y - x) ** 2).sum(), [x], [y])
+    report = bisls.check_hypergradient(problem, None, None, bisls.Implicit(bisls.CG()))
+    assert max(row[2] for row in report.rows) == float("inf")
+    assert report.passed, str(report)
+
+
+def test_unrolled_sees_the_same_dropout_masks_on_the_way_back():
+    x, y = torch.ones(6, requires_grad=True), torch.full((6,), 2.0, requires_grad=True)
+    masks = []
+
+    def lower(_):
+        masks.append(torch.nn.functional.dropout(torch.ones(6), 0.5))
+        return (masks[-1] * (y - x) ** 2).sum()
+
+    problem = bisls.Bilevel(lambda _: (y**3).sum(), lower, [x], [y])
+    bisls.hypergradient(problem, None, None, bisls.Unrolled(3, step=0.05))
+    there, back = masks[:3], masks[3:]
+    assert not torch.equal(there[0], there[1])
+    assert all(torch.equal(a, b) for a, b in zip(there, reversed(back), strict=True))
+
+
+def test_slips_in_the_call_are_answered():
+    case = quadratic()
+    with pytest.raises(ValueError, match=r"wrap the linear solver: `Implicit\(CG\("):
+        bisls.hypergradient(case.problem, None, None, bisls.CG())
+    with pytest.raises(ValueError, match="the iterator ran out of batches"):
+        bisls.hypergradient(case.problem, None, iter([None]), bisls.Unrolled(3, step=0.01))
+    case.problem.x.tensors[1].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"upper_params=...\)`: tensor 1 .* no longer requires grad"):
+        bisls.hypergradient(case.problem, None, None, bisls.Implicit(bisls.CG()))
+
+
+def test_neumann_says_when_the_curvature_is_negative():
+    h = torch.diag(torch.tensor([2.0, 1.0, -0.9], dtype=torch.float64))
+    solution = bisls.Neumann(200).solve(lambda v: h @ v, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), {})
+    assert solution.status is bisls.Status.NEGATIVE_CURVATURE

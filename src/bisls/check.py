@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from bisls.directions.lbfgs import LBFGS
 from bisls.hypergrad.base import HypergradientMethod
 from bisls.line import Line
 from bisls.linear.cg import CG
-from bisls.oracle import LowerGraph, Oracle
+from bisls.oracle import Oracle
 from bisls.problem import Bilevel
 from bisls.record import Status
 from bisls.steps.armijo import Armijo
 from bisls.steps.base import Memory
+from bisls.still import Moment
 from bisls.vector import dot, norm
 
 
@@ -28,15 +30,19 @@ class HypergradientReport:
 
     Attributes:
         passed: Whether the estimate agrees with finite differences of F.
-        relative_error: The largest |<h, d> - D_d F| over the directions tried, relative to ||h|| ||d||, D_d F by differences.
-        noise: The error that the finite differences themselves may have, in the same units.
-        rate: Observed order of the Taylor remainder |F(x + e d) - F(x) - e <h, d>|: 2 where h is right, 1 where it is not;
-            NaN where rounding hides it.
-        hypergrad_norm: ||h||.
+        relative_error: The larger of two errors, each at its best step: along the estimate itself, ``|<h, d> - D_d F|``
+            relative to the larger of the two; and over random rays through all coordinates, in the same way as norms over
+            the rays. The second sees components that the estimate lacks.
+        noise: By how much the differences themselves change from step to step, in the same units.
+        rate: Observed order of the Taylor remainder ``|F(x + e d) - F(x) - e <h, d>|``: 2 where h is right, 1 where it is
+            not; NaN where rounding hides it.
+        hypergrad_norm: ``||h||``.
         residual: Relative residual of the linear solve behind h.
-        lower_grad_norm: ||grad_y g|| after the lower problem was solved, as a share of what it was at the start.
+        lower_grad_norm: ``||grad_y g||`` after the lower problem was solved.
+        lower_shrunk: The same as a share of what it was at the start.
         status: How the linear solve ended.
-        rows: For each step e: the largest relative error and the remainder, for reading.
+        tolerance: The relative error that passes.
+        rows: For each step: the step, the error along h, the error over random rays, the Taylor remainder.
     """
 
     passed: bool
@@ -49,7 +55,7 @@ class HypergradientReport:
     lower_shrunk: float
     status: Status
     tolerance: float
-    rows: tuple[tuple[float, float, float], ...]
+    rows: tuple[tuple[float, float, float, float], ...]
 
     def __str__(self) -> str:
         lines = [
@@ -60,9 +66,9 @@ class HypergradientReport:
             f"  norm of the hypergradient         {self.hypergrad_norm:.3e}",
             f"  residual of the linear solve      {self.residual:.1e}  ({self.status.name})",
             f"  norm of the lower gradient        {self.lower_grad_norm:.1e}  ({self.lower_shrunk:.0e} of its start)",
-            "        step       error   remainder",
+            "        step   along h   random rays   remainder",
         ]
-        lines += [f"    {step:8.1e}    {error:8.1e}    {remainder:8.1e}" for step, error, remainder in self.rows]
+        lines += [f"    {step:8.1e}  {own:8.1e}      {rays:8.1e}    {left:8.1e}" for step, own, rays, left in self.rows]
         if not self.passed:
             lines.append(f"  {self._advice()}")
         return "\n".join(lines)
@@ -92,16 +98,16 @@ def check_hypergradient(
 ) -> HypergradientReport:
     """Test a hypergradient against finite differences of ``F(x) = f(x, y*(x))``, the lower problem solved tightly.
 
-    F is evaluated at x +- e d for random directions d, the estimate's own among them, and steps e over several orders; at
-    every point the lower problem is solved again as far as its precision allows. Parameters, buffers and random state
-    are back where they were at the end.
+    F is evaluated at x +- e d along the estimate itself and along random rays that touch every coordinate, for steps e over
+    several orders; at every point the lower problem is solved again as far as its precision allows, on the same batch and with
+    the same dropout masks. Parameters, buffers and random state are back where they were at the end.
 
     Args:
         problem: The problem.
         upper_batch: A batch for the upper loss.
         lower_batch: One batch for the lower loss (it must be the same at every evaluation, so no iterator).
         method: The hypergradient to test.
-        directions: Number of directions, at least 1.
+        directions: Number of random rays, at least 1.
         tolerance: Relative error that passes; None takes 1e-5 in double, 2e-2 in single precision.
         lower_iters: Most iterations of each lower solve.
 
@@ -128,38 +134,35 @@ def check_hypergradient(
     x0, y0 = problem.x.read(), problem.y.read()
     with problem.probing():
         replay = problem.moment()
+        oracle.upper(upper_batch)
+        masks = problem.moment()  # what the lower loss draws when a method calls it after the upper one
 
         def solved(x: Tensor, y: Tensor) -> tuple[float, Tensor, float]:
             """F(x), y*(x) and what is left of the lower gradient, from a guess of y."""
             problem.x.write_(x)
             problem.y.write_(y)
-            left = _solve_lower(oracle, lower_batch, lower_iters)
+            left = _solve_lower(oracle, lower_batch, masks, lower_iters)
             return oracle.upper_value(upper_batch, replay), problem.y.read(), left
 
         try:
-            first = norm(oracle.lower(lower_batch).grad)
+            first = norm(oracle.lower_graph(lower_batch, masks).grad)
             value, y_star, left = solved(x0, y0)
             replay.restore()
             hg = method.estimate(oracle, upper_batch, lower_batch, {})
-            h, size = hg.flat, norm(hg.flat)
-            generator = torch.Generator(device=x0.device).manual_seed(0)
-            rays = [h / size] if size > 0 else []
-            while len(rays) < directions:
-                ray = torch.randn(x0.shape, generator=generator, dtype=x0.dtype, device=x0.device)
-                rays.append(ray / norm(ray))
-            rows, noise, remainders = _differences(
-                rays, h, size, value, x0, y_star, precision, lambda x: solved(x, y_star)[0]
-            )
+            size = norm(hg.flat)
+            generator = torch.Generator(device="cpu").manual_seed(0)
+            signs = [torch.randint(0, 2, x0.shape, generator=generator).to(x0) * 2 - 1 for _ in range(directions)]
+            rays = [hg.flat / size if 0 < size < float("inf") else signs[0], *signs]
+            rows, noise = _differences(rays, hg.flat, value, x0, precision, lambda x: solved(x, y_star)[0])
         finally:
             problem.x.write_(x0)
             problem.y.write_(y0)
-    error = min(row[1] for row in rows)
-    finite = error < float("inf") and size < float("inf")
+    error = max(min(row[1] for row in rows), min(row[2] for row in rows))
     return HypergradientReport(
-        passed=finite and size > 0 and error <= tolerance,
+        passed=0 < size < float("inf") and error <= tolerance,
         relative_error=error,
         noise=noise,
-        rate=_rate(rows, remainders),
+        rate=_rate(rows),
         hypergrad_norm=size,
         residual=hg.residual,
         lower_grad_norm=left,
@@ -171,48 +174,44 @@ def check_hypergradient(
 
 
 def _differences(
-    rays: list[Tensor],
-    h: Tensor,
-    size: float,
-    value: float,
-    x: Tensor,
-    y: Tensor,
-    precision: float,
-    at: Callable[[Tensor], float],
-) -> tuple[list[tuple[float, float, float]], float, list[float]]:
-    """Central differences and Taylor remainders over steps from coarse to fine; the finer end is where rounding takes over."""
+    rays: list[Tensor], h: Tensor, value: float, x: Tensor, precision: float, at: Callable[[Tensor], float]
+) -> tuple[list[tuple[float, float, float, float]], float]:
+    """Central differences and Taylor remainders over steps from coarse to fine; at the finer end rounding takes over."""
     scale = max(norm(x) / len(x) ** 0.5, 1.0)
-    steps = [scale * precision**power for power in (1 / 8, 1 / 6, 1 / 5, 1 / 4, 1 / 3)]
-    slopes = [dot(h, ray) for ray in rays]
-    truth: list[float] = []
-    rows, remainders, noise = [], [], float("inf")
-    for step in steps:
-        worst, remainder, measured = 0.0, 0.0, []
-        for ray, slope in zip(rays, slopes, strict=True):
-            ahead, behind = at(x + step * ray), at(x - step * ray)
-            measured.append((ahead - behind) / (2 * step))
-            worst = max(worst, abs(measured[-1] - slope)) if measured[-1] == measured[-1] else float("inf")
-            remainder = max(remainder, abs(ahead - value - step * slope))
-        # relative to the larger of the two norms, so that neither a zero estimate nor a zero truth can pass for agreement
-        largest = max([size, *(abs(m) for m in measured)])
-        rows.append((step, worst / largest if largest > 0 else float("inf"), remainder))
-        remainders.append(remainder)
-        if truth:
-            change = max(abs(a - b) for a, b in zip(truth, measured, strict=True))
-            noise = min(noise, change / largest if largest > 0 else float("inf"))
-        truth = measured
-    return rows, noise, remainders
+    promised = torch.tensor([dot(h, ray) for ray in rays], dtype=torch.float64)
+    rows: list[tuple[float, float, float, float]] = []
+    before: Tensor | None = None
+    noise = float("inf")
+    for power in (1 / 8, 1 / 6, 1 / 5, 1 / 4, 1 / 3, 1 / 2):
+        step = scale * precision**power
+        pairs = [(at(x + step * ray), at(x - step * ray)) for ray in rays]
+        ahead, behind = torch.tensor(pairs, dtype=torch.float64).T
+        measured = (ahead - behind) / (2 * step)
+        own, random = (_error(promised[part], measured[part]) for part in (slice(0, 1), slice(1, None)))
+        remainder = (ahead[0] - value - step * promised[0]).abs().item()
+        rows.append((step, own, random, remainder))
+        if before is not None:
+            noise = min(noise, max(_error(before[part], measured[part]) for part in (slice(0, 1), slice(1, None))))
+        before = measured
+    return rows, noise
 
 
-def _rate(rows: list[tuple[float, float, float]], remainders: list[float]) -> float:
+def _error(promised: Tensor, measured: Tensor) -> float:
+    """||promised - measured|| relative to the larger of the two, so that neither a zero estimate nor a zero truth can pass."""
+    largest = max(norm(promised), norm(measured))
+    error = norm(promised - measured) / largest if 0 < largest < float("inf") else float("inf")
+    return error if error == error else float("inf")
+
+
+def _rate(rows: list[tuple[float, float, float, float]]) -> float:
     """The slope of log remainder over log step between the two coarsest steps."""
-    if min(remainders[0], remainders[1]) <= 0 or not max(remainders[:2]) < float("inf"):
+    (coarse, *_, above), (fine, *_, below) = rows[:2]
+    if not 0 < min(above, below) <= max(above, below) < float("inf"):
         return float("nan")
-    ratio = torch.tensor([remainders[0] / remainders[1], rows[0][0] / rows[1][0]], dtype=torch.float64).log()
-    return (ratio[0] / ratio[1]).item()
+    return log(above / below) / log(coarse / fine)
 
 
-def _solve_lower(oracle: Oracle, batch: Any, iters: int) -> float:
+def _solve_lower(oracle: Oracle, batch: Any, masks: Moment, iters: int) -> float:
     """Minimise g over y from the present y as far as its precision allows; the norm of the gradient that is left."""
     vector = oracle.problem.y
     newton, quasi, rule = CG(iters=max(50, min(vector.numel, 500)), tol=1e-3), LBFGS(), Armijo(start=1.0, f_min=None)
@@ -220,7 +219,7 @@ def _solve_lower(oracle: Oracle, batch: Any, iters: int) -> float:
     y = vector.read()
     best, smallest, stalled = y.clone(), float("inf"), 0
     for _ in range(iters):
-        graph = oracle.lower_graph(batch)
+        graph = oracle.lower_graph(batch, masks)
         size = norm(graph.grad)
         if not size < float("inf"):
             break
@@ -236,9 +235,9 @@ def _solve_lower(oracle: Oracle, batch: Any, iters: int) -> float:
             heading = quasi.head(graph.grad, y, state)
             d, state = heading.search, heading.state
 
-        def at(t: float, y: Tensor = y, d: Tensor = d, graph: LowerGraph = graph) -> float:
+        def at(t: float, y: Tensor = y, d: Tensor = d) -> float:
             vector.write_(y - t * d)
-            return oracle.lower_value(batch, graph.moment)
+            return oracle.lower_value(batch, masks)
 
         line = Line(graph.value, -dot(graph.grad, d), at, eps=graph.eps)
         step = rule.choose(line, Memory())
