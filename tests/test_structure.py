@@ -55,10 +55,10 @@ def test_imports_point_one_way():
 
 def test_only_the_oracle_calls_autograd():
     for path, name in modules():
-        text = path.read_text()
-        if name not in ("oracle", "demo"):
-            assert "torch.autograd" not in text, path
-            assert ".backward(" not in text.replace("``loss.backward()``", ""), path
+        if name in ("oracle", "demo"):  # the demonstration trains torch's SGD the usual way
+            continue
+        attributes = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert not attributes & {"autograd", "backward"}, path
 
 
 def test_public_names_are_reexported_without_logic():
