@@ -20,16 +20,16 @@ INTRODUCTION = """\
 
 ## Step-size optimisers
 
-Logistic regression that no model can fit exactly: features standardised, 10 % of the labels flipped, L2 penalty 1e-3, batches of 32
-without replacement, {iters} iterations, {seeds}. The gap is the full training loss, at the iterate that the optimiser hands over, minus
-the optimum. Repeat it with
+Logistic regression that no model can fit exactly: features standardised, 10 % of the labels flipped, L2 penalty 1e-3,
+batches of 32 without replacement, {iters} iterations, {seeds}. The gap is the full training loss, at the iterate that
+the optimiser hands over, minus the optimum. Repeat it with
 
     BISLS_DATA=folder-with-a9a-and-w8a make bench
     python benchmarks/report.py out/optimisers.json docs/benchmarks.md
 
-The columns 0.1 to 1000 are gaps over the one knob, `lr`: for `Auto` where its first measurement begins, for the other rules of this
-library the ceiling, for the peers their learning rate. Rows of torch's own optimisers are the best of a grid of nine rates from 1e-3
-to 10, chosen on the gap itself.
+The columns 0.1 to 1000 are gaps over the one knob, `lr`: for `Auto` where its first measurement begins, for the other
+rules of this library the ceiling, for the peers their learning rate. Rows of torch's own optimisers are the best of a
+grid of nine rates from 1e-3 to 10, chosen on the gap itself.
 
 ### Aims
 
