@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from bisls.line import Line
-from bisls.oracle import gradient, mean_over_ranks
+from bisls.optim.closures import Closure, call_closure, stashed_grads
+from bisls.oracle import mean_over_ranks
 from bisls.record import Status
 from bisls.steps.base import Memory, Step, StepRule
 from bisls.still import Moment, probe, still
 
 logger = logging.getLogger("bisls")
 
-Closure = Callable[[], Any]
 Params = Any  # what torch.optim takes: tensors, named tensors, or dicts of groups
 
 
@@ -195,40 +195,11 @@ class LineOptimizer(torch.optim.Optimizer):
     # --- evaluations
 
     def _evaluate(self, closure: Closure, keep_grad: bool = False) -> Evaluation:
-        """Call a closure of either kind and collect loss and gradient."""
         params = [p for p in self._all() if p.requires_grad]
         moment = Moment.now(params[0].device) if self._searches and params else None
-        ran_backward: list[bool] = []
-        hooks = [_on_accumulation(p, lambda _: ran_backward.append(True)) for p in params]
-        with _stashed_grads(params if keep_grad else []):
-            try:
-                with torch.enable_grad():
-                    loss = closure()
-            finally:
-                for hook in hooks:
-                    hook.remove()
-            if ran_backward:
-                grads: Sequence[Tensor | None] = [p.grad for p in params]
-            else:
-                grads = self._own_gradient(loss, params)
-        return replace(
-            self._collect(loss, params, grads), closure=closure, does_backward=bool(ran_backward), moment=moment
-        )
-
-    def _own_gradient(self, loss: Any, params: list[Tensor]) -> Sequence[Tensor | None]:
-        name = type(self).__name__
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"`{name}.step(closure)`: closure must return the loss, a scalar tensor; got {got}")
-        if not loss.requires_grad:
-            raise ValueError(
-                f"`{name}.step(closure)`: the loss has no gradient and the closure did not call backward(). Look for "
-                ".detach(), .item() or no_grad() in the closure, and that it uses the parameters given to the optimiser."
-            )
-        grads = gradient(loss, params)
-        if all(grad is None for grad in grads):
-            raise ValueError(f"`{name}.step(closure)`: the loss does not depend on the parameters of the optimiser")
-        return grads
+        loss, grads, does_backward = call_closure(type(self).__name__, closure, params, keep_grad)
+        found = self._collect(loss, params, grads)
+        return replace(found, closure=closure, does_backward=does_backward, moment=moment)
 
     def _given(self, loss: Any) -> Evaluation:
         params = [p for p in self._all() if p.requires_grad]
@@ -318,7 +289,7 @@ class LineOptimizer(torch.optim.Optimizer):
             self._move(judged, t)
             device = judged.params[0].device
             if judged.does_backward:
-                with still(device, judged.moment), torch.enable_grad(), _stashed_grads(list(self._all())):
+                with still(device, judged.moment), torch.enable_grad(), stashed_grads(list(self._all())):
                     value = judged.closure()
             else:
                 value = probe(judged.closure, device, judged.moment)
@@ -405,23 +376,6 @@ class LineOptimizer(torch.optim.Optimizer):
 
     def _sign(self) -> float:
         return -1.0 if self.param_groups[0]["maximize"] else 1.0
-
-
-@contextmanager
-def _stashed_grads(params: list[Tensor]) -> Iterator[None]:
-    """Within this context ``.grad`` is empty and may be written; afterwards it is what it was."""
-    grads = [p.grad for p in params]
-    for p in params:
-        p.grad = None
-    try:
-        yield
-    finally:
-        for p, grad in zip(params, grads, strict=True):
-            p.grad = grad
-
-
-def _on_accumulation(p: Tensor, hook: Callable[[Tensor], None]) -> Any:
-    return p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _require(name: str, argument: str, value: Any, holds: bool, rule: str) -> None:
