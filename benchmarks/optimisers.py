@@ -225,7 +225,7 @@ def train(name: str, knob: float, data: str, seed: int, iters: int) -> dict[str,
     torch.manual_seed(seed)
     features, labels = load(data)
     single = features.float()
-    w = torch.zeros(shape_of(data), requires_grad=True)
+    w = torch.nn.Parameter(torch.zeros(shape_of(data)))
     entry = ENTRIES[name]
     optimizer = entry.make([w], knob)
     getattr(optimizer, "train", lambda: None)()
@@ -361,6 +361,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     log = args.out / "optimisers.jsonl"
     done: dict[tuple, dict] = {}
+    failed: dict[str, str] = {}
     if log.exists():
         for line in log.read_text().splitlines():
             row = json.loads(line)
@@ -389,10 +390,18 @@ def main() -> int:
             futures = {pool.submit(train, *key): key for key in waiting}
             for future in as_completed(futures):
                 key = futures[future]
-                done[key] = future.result()
+                try:
+                    done[key] = future.result()
+                except Exception as error:  # a peer that fails is a result, not the end of the benchmark
+                    failed[key[0]] = f"{type(error).__name__}: {error}"
+                    done[key] = {"gap": nan, "forwards": nan, "seconds": nan}
+                    continue
                 stream.write(json.dumps({"key": key, "result": done[key], "origin": origin}) + "\n")
                 stream.flush()
                 progress.advance(task)
+
+    for name, reason in failed.items():
+        console.print(f"[red]failed:[/] {name}: {reason}")
 
     def gaps(name: str, knob: float, data: str) -> float:
         return mean([done[name, knob, data, seed, args.iters]["gap"] for seed in range(args.seeds)])
@@ -410,13 +419,13 @@ def main() -> int:
             row = {knob: gaps(name, knob, data) for knob in entry.knobs}
             finite = [gap for gap in row.values() if isfinite(gap)]
             if entry.default is None:
-                chosen = min((knob for knob in row if isfinite(row[knob])), key=row.__getitem__)
+                chosen = min(row, key=lambda knob: row[knob] if isfinite(row[knob]) else float("inf"))
                 default = f"{row[chosen]:.1e} (lr {chosen:.1e})"
             else:
                 chosen = entry.default
                 default = f"{gaps(name, chosen, data):.1e}"
             sweep = [row.get(knob) for knob in KNOBS]
-            ratio = max(finite) / min(finite) if len(finite) == len(row) else nan
+            ratio = max(finite) / min(finite) if finite and len(finite) == len(row) else nan
             forwards = mean([done[name, chosen, data, seed, args.iters]["forwards"] for seed in range(args.seeds)])
             shown = [
                 "" if gap is None or entry.default is None else f"{gap:.1e}" if isfinite(gap) else "NaN"
@@ -433,7 +442,7 @@ def main() -> int:
     console.print("Timing, one process, interleaved (ratios only) ...")
     small = {}
     base = mean([train("torch SGD, best of grid", 0.1, sets[0], seed, 500)["seconds"] for seed in range(3)])
-    for name in names:
+    for name in [name for name in names if name not in failed]:
         knob = ENTRIES[name].default or 0.1
         small[name] = mean([train(name, knob, sets[0], seed, 500)["seconds"] for seed in range(3)]) / base
     large = lenet_ratio()

@@ -183,9 +183,8 @@ class Armijo:
         first = min(self._first(line, memory), limit)
         seen = min(2 * line.rounding / -line.slope, limit)  # the shortest step whose effect can be seen
         best, lowest, finite = 0.0, line.value, False
-        steepest: tuple[float, float] | None = (
-            None  # the first finite trial that failed: t, and its rise over the slope
-        )
+        # the first finite trial that failed: t, and by how much it rose relative to what the slope promised
+        steepest: tuple[float, float] | None = None
         t = max(first, seen)
         checks, rise, tried = 0, 0.0, t
         for checks in range(1, self._cap(shrink) + 1):
@@ -206,11 +205,9 @@ class Armijo:
                 rise = (value - line.value) / max(-line.slope * t, 1e-300)
                 steepest = steepest or (t, rise)
             if t > first:
-                # a longer trial, made only because the remembered step could not be seen: either it can't be seen yet ...
-                unseen = abs(value - line.value) <= line.rounding and t < limit
-                t = (
-                    min(10 * t, limit, 1e300) if unseen and t < 1e300 else first
-                )  # ... or it failed, and that step it is
+                # a longer trial, made only because the remembered step can't be seen: go on until something is, then give it up
+                unseen = abs(value - line.value) <= line.rounding and t < min(limit, 1e300)
+                t = min(10 * t, limit, 1e300) if unseen else first
                 continue
             tried, t = t, shrink.shorten(line, t, value)
             if t == 0.0:
