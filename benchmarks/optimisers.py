@@ -4,7 +4,7 @@ The harness: features standardised, 10 % of the labels flipped, an L2 penalty of
 without replacement in each epoch, 3 seeds, 3000 iterations, all from zero. The gap is the full training loss at the iterate that
 the optimiser would hand over (the average, where it keeps one) minus the optimum found by L-BFGS in float64.
 
-    python benchmarks/optimisers.py                 everything, about a quarter of an hour on two cores
+    python benchmarks/optimisers.py                 everything, about half an hour on two cores
     python benchmarks/optimisers.py --iters 300 --seeds 1 --data digits       a quick look
     BISLS_DATA=folder python benchmarks/optimisers.py                         also a9a and w8a, if folder has a9a.bz2, w8a.bz2
 
@@ -406,7 +406,14 @@ def main() -> int:
     def gaps(name: str, knob: float, data: str) -> float:
         return mean([done[name, knob, data, seed, args.iters]["gap"] for seed in range(args.seeds)])
 
-    summary: dict[str, Any] = {"origin": origin, "iters": args.iters, "seeds": args.seeds, "gaps": {}, "forwards": {}}
+    summary: dict[str, Any] = {
+        "origin": origin,
+        "iters": args.iters,
+        "seeds": args.seeds,
+        "gaps": {},
+        "forwards": {},
+        "failed": failed,
+    }
     for data in sets:
         judged = "developed on" if data in DEVELOPED_ON else "judged only"
         table = Table(

@@ -89,6 +89,10 @@ def report(summary: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in origin.items() if name != "commit")
     lines += ["", "### Where the numbers come from", "", f"Commit {origin['commit']}; {versions}; two cores, CPU.", ""]
     lines += ["sls, Sps and AdaSLS were left out: no release on the package index installs.", ""]
+    if "note" in summary:
+        lines += [summary["note"], ""]
+    for name, reason in summary.get("failed", {}).items():
+        lines += [f"{name} raised at some rates (NaN above): {reason}.", ""]
     return "\n".join(lines)
 
 
