@@ -13,7 +13,7 @@ from typing import Any
 
 KNOBS = ("0.1", "1.0", "10.0", "100.0", "1000.0")
 OURS, PEER = "bisls Auto", "schedule-free SGD"
-DEVELOPED_ON = ("wine", "mushrooms", "a9a")
+DEVELOPED_ON = ("wine", "mushrooms", "a9a", "digits")
 
 INTRODUCTION = """\
 # Benchmarks

@@ -661,7 +661,7 @@ def test_auto_is_a_plain_loop():
         distance = max(distance, (x - start).norm().item())
         total += (k + 1) * step**2
         x = x + (k + 1) * step**2 / total * (z - x)
-        share = min(max(0.1 / (step * m), 0.1), 0.2)
+        share = min(max(0.06 / (step * m), 0.1), 0.2)
         y = share * z + (1 - share) * x
         optimizer.step(lambda k=k: task.loss(k) * (1e3 if k == 40 else 1))
         assert optimizer.last_step_size == pytest.approx(taken, rel=1e-7)

@@ -14,7 +14,7 @@ from bisls.steps.base import Step, StepRule
 from bisls.steps.curvature import Curvature
 
 # Settled on the data sets that docs/decisions.md names, judged on others.
-NEAR, LEAST, MOST = 0.1, 0.1, 0.2  # the share of z where gradients are taken: NEAR / (step m), between the other two
+NEAR, LEAST, MOST = 0.06, 0.1, 0.2  # the share of z where gradients are taken: NEAR / (step m), between the other two
 OUTLIER = 10.0  # a squared gradient norm counts for at most so many times the mean of those before
 REACH = 3.0  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
 WARM, LONGEST = 0.1, 5.0  # the step that curvature allows grows as WARM sqrt(k + 1) / m, up to LONGEST / m
@@ -32,7 +32,7 @@ class Auto(LineOptimizer):
        noise, r stands still and it decays as 1 / sqrt(k).
 
     The iterate z moves by gamma, the smaller of the two; x is the average of the z's with weights (k + 1) gamma^2, and gradients
-    are taken at ``y = x + s (z - x)``. The share s is 0.1 / (gamma m), between 0.1 and 0.2: one step moves y by about a tenth
+    are taken at ``y = x + s (z - x)``. The share s is 0.06 / (gamma m), between 0.1 and 0.2: one step moves y by a small part
     of what the curvature allows. During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back.
 
     Args:
