@@ -11,9 +11,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-KNOBS = ("0.1", "1.0", "10.0", "100.0", "1000.0")
+import optimisers
+
 OURS, PEER = "bisls Auto", "schedule-free SGD"
-DEVELOPED_ON = ("wine", "mushrooms", "a9a", "digits")
+KNOBS = [str(knob) for knob in optimisers.KNOBS]
 
 INTRODUCTION = """\
 # Benchmarks
@@ -69,7 +70,7 @@ def report(summary: dict[str, Any]) -> str:
     aim = "`SPSB`'s step at most 1.15 times that of SGD(foreach), LeNet, batch 256"
     lines.append(f"| {aim} | {ratio:.2f} times | {verdict(ratio <= 1.15)} |")
     for data, table in gaps.items():
-        judged = "`Auto` was developed on it" if data in DEVELOPED_ON else "`Auto` was only judged on it"
+        judged = "`Auto` was developed on it" if data in optimisers.DEVELOPED_ON else "`Auto` was only judged on it"
         lines += ["", f"### {data} ({judged})", ""]
         lines += ["| optimiser | default | 0.1 | 1 | 10 | 100 | 1000 | worst / best | forwards a step |"]
         lines += ["|---|---|---|---|---|---|---|---|---|"]

@@ -118,8 +118,8 @@ class Auto(LineOptimizer):
         """Where somebody else has changed a parameter since the last step (a reload, a projection), go with it."""
         moved = [p for p in params if self.state[p].get("version") not in (None, p._version)]
         for p, y in zip(moved, self._points(moved) if moved else [], strict=True):
-            shift = p.detach().to(y.dtype) - y
             if not torch.equal(p, y.to(p.dtype)):
+                shift = p.detach().to(y.dtype) - y
                 self.state[p]["z"] += shift
                 self.state[p]["average"] += shift
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from bisls._check import require_argument
 from bisls.line import Line
 from bisls.optim.closures import Closure, call_closure, stashed_grads
 from bisls.oracle import mean_over_ranks
@@ -62,12 +63,12 @@ class LineOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Params, defaults: dict[str, Any]):
         name = type(self).__name__
-        _require(name, "lr", defaults["lr"], 0 < defaults["lr"] < inf, "must be positive and finite")
+        require_argument(name, "lr", defaults["lr"], 0 < defaults["lr"] < inf, "must be positive and finite")
         averaging = defaults["averaging"]
         if isinstance(averaging, bool):
             averaging = 0.0 if averaging else None
         fits = averaging is None or 0 <= averaging < inf
-        _require(name, "averaging", averaging, fits, "must be True, False, or a power of at least 0")
+        require_argument(name, "averaging", averaging, fits, "must be True, False, or a power of at least 0")
         defaults = {**defaults, "averaging": averaging}
         if isinstance(params, Tensor):
             raise TypeError(f"`{name}(params=...)` must be an iterable of tensors or dicts; put the tensor into a list")
@@ -158,13 +159,17 @@ class LineOptimizer(torch.optim.Optimizer):
         """Add a group; its ``lr`` sets the ratio of its steps to those of the others."""
         super().add_param_group(param_group)
         name, group = type(self).__name__, self.param_groups[-1]
-        _require(name, "lr", group["lr"], 0 <= float(group["lr"]) < inf, "of a group must be at least 0 and finite")
+        require_argument(
+            name, "lr", group["lr"], 0 <= float(group["lr"]) < inf, "of a group must be at least 0 and finite"
+        )
         if len(self.param_groups) > 1:
             first = self.param_groups[0]
             group.update({key: first[key] for key in self._counters})
             for key in self.defaults.keys() - self._counters.keys() - {"lr"}:
                 mine, theirs = group.get(key), first.get(key)
-                _require(name, key, mine, mine == theirs, f"must be the same in all groups ({theirs!r}); lr may differ")
+                require_argument(
+                    name, key, mine, mine == theirs, f"must be the same in all groups ({theirs!r}); lr may differ"
+                )
         for p in group["params"]:
             if not p.is_floating_point():
                 raise ValueError(
@@ -376,8 +381,3 @@ class LineOptimizer(torch.optim.Optimizer):
 
     def _sign(self) -> float:
         return -1.0 if self.param_groups[0]["maximize"] else 1.0
-
-
-def _require(name: str, argument: str, value: Any, holds: bool, rule: str) -> None:
-    if not holds:
-        raise ValueError(f"`{name}({argument}={value!r})`: {argument} {rule}")

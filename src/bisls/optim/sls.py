@@ -11,7 +11,53 @@ from bisls.steps.decay import Decay
 from bisls.steps.envelope import Envelope
 
 
-class SLS(LineOptimizer):
+class SLSB(LineOptimizer):
+    """SLSB: SLS under the decaying ceiling ``gamma_bk = lr / (k + 1)^power``; converges without interpolation.
+
+    Args:
+        params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one norm over all.
+        lr: The ceiling gamma_b0, positive. torch's schedulers act on it.
+        c: The share of the linear decrease that is asked for, in (0, 1).
+        shrink: Factor of a failed trial, in (0, 1); None shortens by safeguarded quadratic interpolation.
+        grow: Begin at ``grow`` times the last step; None begins every search at the ceiling, as the paper does.
+        f_min: A lower bound of the loss; steps that could pass only below it are not tried. None where there is none.
+        power: How fast the ceiling decays: 0.5 for convex, 1 for strongly convex problems; 0 leaves it to a scheduler.
+        averaging: Keep an averaged iterate, to be looked at between ``eval()`` and ``train()``.
+        maximize: Maximise the objective.
+        foreach: False walks over the parameters one by one.
+    """
+
+    _searches = True
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1.0,
+        c: float = 0.1,
+        shrink: float | None = None,
+        grow: float | None = None,
+        f_min: float | None = 0.0,
+        power: float = 0.5,
+        *,
+        averaging: bool | float | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+    ):
+        numbers = {"lr": lr, "c": c, "shrink": shrink, "grow": grow, "f_min": f_min, "power": power}
+        super().__init__(params, {**numbers, "averaging": averaging, "maximize": maximize, "foreach": foreach})
+
+    def _rule(self, group: dict[str, Any]) -> StepRule:
+        search = Armijo(
+            start=group["lr"],
+            sufficient=group["c"],
+            shrink=Interpolate() if group["shrink"] is None else group["shrink"],
+            restart=Restart() if group["grow"] is None else Grow(group["grow"]),
+            f_min=group["f_min"],
+        )
+        return Envelope(search, ceiling=Decay(group["lr"], group["power"]))
+
+
+class SLS(SLSB):
     """SLS: the largest ``gamma <= lr``, by backtracking, with ``f(x - gamma g) <= f(x) - c gamma ||g||^2`` (equation 8).
 
     Every trial is one forward pass of the closure on the same batch, with random state and BatchNorm's statistics put back.
@@ -29,8 +75,6 @@ class SLS(LineOptimizer):
         foreach: False walks over the parameters one by one.
     """
 
-    _searches = True
-
     def __init__(
         self,
         params: Params,
@@ -44,51 +88,6 @@ class SLS(LineOptimizer):
         maximize: bool = False,
         foreach: bool | None = None,
     ):
-        numbers = {"lr": lr, "c": c, "shrink": shrink, "grow": grow, "f_min": f_min, "power": 0.0}
-        super().__init__(params, {**numbers, "averaging": averaging, "maximize": maximize, "foreach": foreach})
-
-    def _rule(self, group: dict[str, Any]) -> StepRule:
-        search = Armijo(
-            start=group["lr"],
-            sufficient=group["c"],
-            shrink=Interpolate() if group["shrink"] is None else group["shrink"],
-            restart=Restart() if group["grow"] is None else Grow(group["grow"]),
-            f_min=group["f_min"],
-        )
-        return Envelope(search, ceiling=Decay(group["lr"], group["power"]))
-
-
-class SLSB(SLS):
-    """SLSB: SLS under the decaying ceiling ``gamma_bk = lr / (k + 1)^power``; converges without interpolation.
-
-    Args:
-        params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one norm over all.
-        lr: The ceiling gamma_b0, positive. torch's schedulers act on it.
-        c: The share of the linear decrease that is asked for, in (0, 1).
-        shrink: Factor of a failed trial, in (0, 1); None shortens by safeguarded quadratic interpolation.
-        grow: Begin at ``grow`` times the last step; None begins every search at the ceiling, as the paper does.
-        f_min: A lower bound of the loss; steps that could pass only below it are not tried. None where there is none.
-        power: How fast the ceiling decays: 0.5 for convex, 1 for strongly convex problems; 0 leaves it to a scheduler.
-        averaging: Keep an averaged iterate, to be looked at between ``eval()`` and ``train()``.
-        maximize: Maximise the objective.
-        foreach: False walks over the parameters one by one.
-    """
-
-    def __init__(
-        self,
-        params: Params,
-        lr: float = 1.0,
-        c: float = 0.1,
-        shrink: float | None = None,
-        grow: float | None = None,
-        f_min: float | None = 0.0,
-        power: float = 0.5,
-        *,
-        averaging: bool | float | None = None,
-        maximize: bool = False,
-        foreach: bool | None = None,
-    ):
-        numbers = {"lr": lr, "c": c, "shrink": shrink, "grow": grow, "f_min": f_min, "power": power}
-        LineOptimizer.__init__(
-            self, params, {**numbers, "averaging": averaging, "maximize": maximize, "foreach": foreach}
+        super().__init__(
+            params, lr, c, shrink, grow, f_min, 0.0, averaging=averaging, maximize=maximize, foreach=foreach
         )
