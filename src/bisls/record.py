@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,11 @@ class Status(IntEnum):
     def advice(self) -> str:
         """A sentence on what happened and what would help."""
         return _ADVICE[self]
+
+    @property
+    def failed(self) -> bool:
+        """Whether something went wrong, rather than being finished, undecidable or merely not worth a step."""
+        return self not in (Status.OK, Status.STATIONARY, Status.ROUNDING, Status.NOT_DESCENT, Status.MAX_ITERS)
 
 
 _ADVICE = {
@@ -76,7 +82,26 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Record:
-    """One outer iteration: losses, both steps, what the searches and the linear solve did, and what it cost."""
+    """One outer iteration: losses, both steps, what the searches and the linear solve did, and what it cost.
+
+    Attributes:
+        k: The iteration, from 0.
+        upper_value: f(x, y) on the upper batch, before the step.
+        lower_value: g(x, y) on the lower batch of the hypergradient, after the lower loop.
+        alpha: The upper step taken; 0 where none was.
+        beta: The last lower step taken; 0 where none was.
+        upper_checks: Trial points along the upper ray.
+        lower_checks: Trial points of all lower searches of this iteration.
+        hypergrad_norm: ||h||.
+        residual: Relative residual of the linear system behind h; NaN where the method has none.
+        status: The most serious of the three below.
+        cost: Evaluations made.
+        lower_steps: Lower steps taken (fewer than asked for where ``lower_tol`` ended the loop).
+        lower_grad_norm: ||grad_y g|| at the end of the lower loop, on the batch of the hypergradient.
+        upper_status: How the upper search ended.
+        lower_status: The most serious ending of a lower search.
+        linear_status: How the linear solve ended.
+    """
 
     k: int
     upper_value: float
@@ -89,11 +114,34 @@ class Record:
     residual: float
     status: Status = Status.OK
     cost: Cost = field(default_factory=Cost)
+    lower_steps: int = 0
+    lower_grad_norm: float = nan
+    upper_status: Status = Status.OK
+    lower_status: Status = Status.OK
+    linear_status: Status = Status.OK
+
+    @property
+    def advice(self) -> str:
+        """What failed at which level, and what would help; empty where nothing did."""
+        parts = (
+            ("upper level", self.upper_status),
+            ("lower level", self.lower_status),
+            ("linear solve", self.linear_status),
+        )
+        return "; ".join(f"{where}: {status.name}: {status.advice}" for where, status in parts if status.failed)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, for JSON; the counts of `cost` lie beside the others."""
-        row = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("status", "cost")}
-        return {**row, "status": self.status.name, **asdict(self.cost)}
+        row = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "cost"}
+        named = {name: value.name for name, value in row.items() if isinstance(value, Status)}
+        return {**row, **named, **asdict(self.cost)}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Record:
+        """The record that `to_dict` wrote."""
+        own = {f.name: row[f.name] for f in fields(cls) if f.name in row}
+        named = {name: Status[value] for name, value in own.items() if name.endswith("status")}
+        return cls(**{**own, **named, "cost": Cost(**{f.name: row[f.name] for f in fields(Cost) if f.name in row})})
 
 
 class History:
