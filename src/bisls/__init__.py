@@ -2,6 +2,8 @@
 
 from bisls import optim as optim
 from bisls._version import __version__ as __version__
+from bisls.bounds import Bounds as Bounds
+from bisls.bounds import Box as Box
 from bisls.check import HypergradientReport as HypergradientReport
 from bisls.check import check_hypergradient as check_hypergradient
 from bisls.directions import LBFGS as LBFGS
@@ -20,12 +22,24 @@ from bisls.linear import Dense as Dense
 from bisls.linear import Identity as Identity
 from bisls.linear import Neumann as Neumann
 from bisls.linear import Solution as Solution
+from bisls.methods import Alternating as Alternating
+from bisls.methods import BiSLS as BiSLS
+from bisls.methods import BiSPS as BiSPS
 from bisls.oracle import Cost as Cost
 from bisls.oracle import Oracle as Oracle
 from bisls.problem import Bilevel as Bilevel
 from bisls.record import History as History
 from bisls.record import Record as Record
 from bisls.record import Status as Status
+from bisls.response import Frozen as Frozen
+from bisls.response import GradientSteps as GradientSteps
+from bisls.response import Ray as Ray
+from bisls.response import Resampled as Resampled
+from bisls.response import Response as Response
+from bisls.response import Scene as Scene
+from bisls.response import Tangent as Tangent
+from bisls.solver import Solver as Solver
+from bisls.solver import SolverError as SolverError
 from bisls.steps import Armijo as Armijo
 from bisls.steps import Backtrack as Backtrack
 from bisls.steps import Constant as Constant

@@ -16,6 +16,7 @@ class Line:
         slope: phi'(0), that is ``-<gradient, d>``; negative where d descends.
         at: t -> phi(t), one evaluation without a gradient.
         max_step: No rule may go further than this along the ray (a ceiling, or the border of a box).
+        clock: The k that schedules see, where it is not the number of calls (the outer iteration, for lower steps).
         eps: The relative spacing of the numbers that the loss is computed in (``torch.finfo(dtype).eps``).
 
     Examples:
@@ -29,6 +30,7 @@ class Line:
     at: Callable[[float], float]
     max_step: float = inf
     eps: float = 2.0**-52
+    clock: int | None = None
 
     @property
     def rounding(self) -> float:

@@ -60,7 +60,10 @@ class LowerPoint:
 
 
 class LowerGraph:
-    """The graph of g's gradient at one point (x, y), on one batch; every product at that point reuses it."""
+    """The graph of g's gradient at one point (x, y), on one batch; every product at that point reuses it.
+
+    Coordinates of y that sit on a bound do not respond to x: in products they count as uncoupled, with unit curvature.
+    """
 
     def __init__(self, oracle: Oracle, batch: Any):
         problem = oracle.problem
@@ -76,18 +79,28 @@ class LowerGraph:
         self.value = _number(loss)
         self.eps = torch.finfo(loss.dtype).eps
         self.grad = mean_over_ranks(problem.y.join([None if part is None else part.detach() for part in gradient]))
+        self._free = self._not_held()
+
+    def _not_held(self) -> Tensor | None:
+        """1 where y is free to respond, 0 where it sits on a bound; None where there are no bounds."""
+        problem = self._oracle.problem
+        held = getattr(problem.lower_bounds, "held", None)
+        return None if held is None else (~held(problem.y.read(), self.grad, problem.y)).to(self.grad.dtype)
 
     def hessian(self, v: Tensor) -> Tensor:
         """The Hessian product ``g_yy v``, a vector like y."""
         self._oracle.cost.hessian_products += 1
-        y = self._oracle.problem.y
-        return mean_over_ranks(y.join(_product(self._grad_y, y.cast(v), y.tensors)))
+        y, free = self._oracle.problem.y, self._free
+        inner = v if free is None else v * free
+        product = mean_over_ranks(y.join(_product(self._grad_y, y.cast(inner), y.tensors)))
+        return product if free is None else product * free + v * (1 - free)
 
     def mixed(self, v: Tensor) -> Tensor:
         """The mixed product ``g_xy v`` of a vector like y: a vector like x."""
         self._oracle.cost.mixed_products += 1
         x, y = self._oracle.problem.x, self._oracle.problem.y
-        return mean_over_ranks(x.join(_product(self._grad_y, y.cast(v), x.tensors)))
+        inner = v if self._free is None else v * self._free
+        return mean_over_ranks(x.join(_product(self._grad_y, y.cast(inner), x.tensors)))
 
     def mixed_transposed(self, d: Tensor) -> Tensor:
         """The mixed product ``g_yx d`` of a vector like x: how the lower gradient changes along d, like y."""
@@ -95,7 +108,8 @@ class LowerGraph:
         x, y = self._oracle.problem.x, self._oracle.problem.y
         if self._grad_x is None:
             self._grad_x = _grad(self._loss, x.tensors, create_graph=True)
-        return mean_over_ranks(y.join(_product(self._grad_x, x.cast(d), y.tensors)))
+        product = mean_over_ranks(y.join(_product(self._grad_x, x.cast(d), y.tensors)))
+        return product if self._free is None else product * self._free
 
 
 class Oracle:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bisls.bounds import Bounds
 from bisls.still import Moment, still
 from bisls.vector import Vector
 
@@ -25,6 +26,9 @@ class Bilevel:
         lower_params: The tensors y: leaves that require grad, none of which is also an upper parameter.
         buffers: Tensors that a forward pass changes and that must be put back after a probe. The buffers of `nn.Module`s
             in training mode (BatchNorm's statistics) are found by themselves; this is for state kept anywhere else.
+        upper_bounds: Where x may go: `Box(low, high)`, or an object with ``project(flat, vector)``. Searches stay inside.
+        lower_bounds: The same for y. Coordinates that sit on a bound of a `Box` do not respond to x, and the hypergradient
+            treats them so.
 
     Examples:
         >>> import torch, bisls
@@ -47,6 +51,9 @@ class Bilevel:
         upper_params: Iterable[Tensor],
         lower_params: Iterable[Tensor],
         buffers: Iterable[Tensor] = (),
+        *,
+        upper_bounds: Bounds | None = None,
+        lower_bounds: Bounds | None = None,
     ):
         for name, loss in (("upper_loss", upper_loss), ("lower_loss", lower_loss)):
             if not callable(loss):
@@ -74,6 +81,8 @@ class Bilevel:
         self.x = Vector(upper)
         self.y = Vector(lower)
         self.buffers = tuple(buffers)
+        self.upper_bounds = _settled("upper_bounds", upper_bounds, self.x)
+        self.lower_bounds = _settled("lower_bounds", lower_bounds, self.y)
         for i, buffer in enumerate(self.buffers):
             if not isinstance(buffer, Tensor):
                 raise ValueError(f"`Bilevel(buffers=...)`: entry {i} is a {type(buffer).__name__}, not a tensor")
@@ -92,6 +101,23 @@ class Bilevel:
 
         x, y = (f"{count(len(v.tensors), 'tensor')}, {count(v.numel, 'number')}" for v in (self.x, self.y))
         return f"Bilevel(upper_params: {x}; lower_params: {y})"
+
+
+def _settled(name: str, bounds: Bounds | None, vector: Vector) -> Bounds | None:
+    if bounds is None:
+        return None
+    if not callable(getattr(bounds, "project", None)) or isinstance(bounds, type):
+        raise ValueError(
+            f"`Bilevel({name}={bounds!r})`: must be a Box(low, high), an object with project(flat, vector), or None"
+        )
+    start = vector.read()
+    nearest = bounds.project(start, vector)
+    if not torch.equal(start, nearest):
+        raise ValueError(
+            f"`Bilevel({name}=...)`: the parameters start outside their bounds (by {(start - nearest).abs().max().item():.3g} at "
+            "most); move them inside first"
+        )
+    return bounds
 
 
 def _checked(name: str, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:

@@ -39,6 +39,11 @@ class Status(IntEnum):
         return self not in (Status.OK, Status.STATIONARY, Status.ROUNDING, Status.NOT_DESCENT, Status.MAX_ITERS)
 
 
+def worst(*statuses: Status) -> Status:
+    """The most serious of several endings: failures before the rest."""
+    return max(statuses, key=lambda status: (status.failed, status))
+
+
 _ADVICE = {
     Status.OK: "all went well",
     Status.STATIONARY: "the gradient is zero, or the loss is at its lower bound: nothing to do at this point",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bisls.linear.base import State
-from bisls.oracle import LowerGraph, Oracle
+from bisls.oracle import LowerGraph, Oracle, UpperPoint
 from bisls.problem import Bilevel
 from bisls.record import Status
 
@@ -28,6 +28,7 @@ class Hypergradient:
         lower_grad_norm: ||grad_y g(x, y)||: the formula assumes that it is small.
         state: What the next estimate may start from.
         graph: The lower graph at (x, y), for further products at the same point.
+        upper: f and its gradients at (x, y), where the method evaluated them there.
     """
 
     value: float
@@ -38,6 +39,7 @@ class Hypergradient:
     lower_grad_norm: float
     state: State = field(default_factory=dict, repr=False)
     graph: LowerGraph | None = field(default=None, repr=False)
+    upper: UpperPoint | None = field(default=None, repr=False)
 
 
 class HypergradientMethod(Protocol):

@@ -46,4 +46,5 @@ class Implicit:
             lower_grad_norm=norm(graph.grad),
             state=solution.state,
             graph=graph,
+            upper=upper,
         )

@@ -69,4 +69,5 @@ class StochasticNeumann:
             lower_grad_norm=norm(first.grad),
             state=state,
             graph=first,
+            upper=upper,
         )

@@ -8,7 +8,7 @@ from math import ceil, inf, isfinite, log
 from bisls._check import require
 from bisls.line import Line
 from bisls.record import Status
-from bisls.steps.base import Memory, Schedule, Step, bound_at, is_bound, trouble
+from bisls.steps.base import Memory, Schedule, Step, bound_at, clock, is_bound, trouble
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Armijo:
         if problem is not None:
             return Step(0.0, memory.later(), status=problem)
         shrink = Backtrack(self.shrink) if isinstance(self.shrink, int | float) else self.shrink
-        limit = min(line.max_step, bound_at(self.max_step, memory.k), self._hopeless(line))
+        limit = min(line.max_step, bound_at(self.max_step, clock(line, memory)), self._hopeless(line))
         first = min(self._first(line, memory), limit)
         seen = min(2 * line.rounding / -line.slope, limit)  # the shortest step whose effect can be seen
         best, lowest, finite = 0.0, line.value, False

@@ -64,6 +64,11 @@ class Schedule(Protocol):
         ...
 
 
+def clock(line: Line, memory: Memory) -> int:
+    """The k that schedules see."""
+    return memory.k if line.clock is None else line.clock
+
+
 def bound_at(bound: float | Schedule | None, k: int, missing: float = inf) -> float:
     """The value of a bound at step k: a number, a schedule, or none."""
     if bound is None:

@@ -7,7 +7,7 @@ from math import inf
 
 from bisls._check import require
 from bisls.line import Line
-from bisls.steps.base import Memory, Step
+from bisls.steps.base import Memory, Step, clock
 from bisls.steps.constant import scheduled
 
 
@@ -37,4 +37,4 @@ class Decay:
 
     def choose(self, line: Line, memory: Memory) -> Step:
         """The step at the memory's k; none where the loss or its slope is not finite."""
-        return scheduled(self.bound(memory.k), line, memory)
+        return scheduled(self.bound(clock(line, memory)), line, memory)

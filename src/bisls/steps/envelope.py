@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from bisls._check import require
 from bisls.line import Line
 from bisls.record import Status
-from bisls.steps.base import Memory, Schedule, Step, StepRule, bound_at, is_bound
+from bisls.steps.base import Memory, Schedule, Step, StepRule, bound_at, clock, is_bound
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Envelope:
 
     def choose(self, line: Line, memory: Memory) -> Step:
         """The rule's step, held between the bounds."""
-        k = memory.k
+        k = clock(line, memory)
         ceiling = min(line.max_step, bound_at(self.ceiling, k))
         step = self.rule.choose(replace(line, max_step=ceiling), memory)
         if step.status in (Status.NON_FINITE, Status.STATIONARY, Status.NOT_DESCENT):

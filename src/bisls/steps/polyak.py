@@ -8,7 +8,7 @@ from math import inf, sqrt
 from bisls._check import require
 from bisls.line import Line
 from bisls.record import Status
-from bisls.steps.base import Memory, Schedule, Step, bound_at, is_bound, trouble
+from bisls.steps.base import Memory, Schedule, Step, bound_at, clock, is_bound, trouble
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Polyak:
         problem = trouble(line) or _spent(line, self.f_min)
         if problem is not None:
             return Step(0.0, memory.later(), status=problem)
-        ceiling = min(line.max_step, bound_at(self.max_step, memory.k))
+        ceiling = min(line.max_step, bound_at(self.max_step, clock(line, memory)))
         size = min(_ratio(line, self.f_min) / self.c, ceiling)
         if size == inf:  # a slope so small that the ratio overflows: as good as stationary
             return Step(0.0, memory.later(), status=Status.STATIONARY)

@@ -1,0 +1,90 @@
+"""The tangent response: y follows the lower solution to first order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bisls._check import require
+from bisls.line import Line
+from bisls.linear.base import LinearSolver
+from bisls.linear.cg import CG
+from bisls.oracle import LowerGraph
+from bisls.response.base import Ray, Scene, State
+from bisls.vector import dot, norm
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """``yhat(t) = y + t u`` with ``g_yy u = g_yx d``: the first-order path of y*(x - t d).
+
+    The line begins at f(x, y) itself and its slope is ``-<grad_x f, d> + <grad_y f, u>``, which is -<h, d> whenever the same
+    symmetric solver makes h and u; so for smooth f a step always exists. A trial costs one forward pass of f and nothing of
+    g. On an independent batch value and slope are those of that batch, for one gradient of f.
+
+    The prediction is a linear one and may be believed too far. At the step chosen the lower gradient is compared with what
+    it should be there, ``grad_y g + t (g_yy u - g_yx d)``; where they differ by more than ``theta t ||g_yx d||`` the step is
+    shortened (the remainder is of second order, so by theta over the ratio seen). After the step y is at yhat, where the
+    next lower loop begins.
+
+    Args:
+        theta: How far the lower gradient may be from its prediction, relative to the change that x causes; positive.
+        linear: Solves for u; None takes the linear solver of the hypergradient, or CG where it has none.
+    """
+
+    theta: float = 0.5
+    linear: LinearSolver | None = None
+    two_samples: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self, "theta", self.theta > 0, "must be positive")
+
+    def ray(self, scene: Scene, state: State) -> Ray:
+        """f_j(x - t d, y + t u) on the batch j that judges the step."""
+        oracle, d = scene.oracle, scene.search
+        graph = scene.estimate.graph or oracle.lower_graph(scene.lower_batch, scene.here.moment)
+        v = graph.mixed_transposed(d)
+        linear = self.linear or getattr(scene.method, "linear", None) or CG(tol=1e-3)
+        solution = linear.solve(graph.hessian, v, state)
+        u = solution.z
+        if not bool(torch.isfinite(u).all()):
+            u = torch.zeros_like(u)
+        # what the solve left over; taken now, since the graph holds only until the first trial moves the parameters
+        drift = graph.hessian(u) - v
+        judge = scene.here if scene.step_batch is scene.upper_batch else oracle.upper(scene.step_batch)
+        line = Line(
+            judge.value,
+            -dot(judge.grad_x, d) + dot(judge.grad_y, u),
+            lambda t: scene.value_at(scene.step_batch, judge.moment, t, scene.y + t * u),
+            scene.max_step,
+            judge.eps,
+        )
+        return Ray(
+            line,
+            follow=lambda t: scene.y + t * u,
+            settle=lambda t: self._settle(scene, graph, drift, norm(v), u, t),
+            state=solution.state,
+            status=solution.status,
+        )
+
+    def _settle(self, scene: Scene, graph: LowerGraph, drift: Tensor, change: float, u: Tensor, t: float) -> float:
+        oracle, y = scene.oracle, scene.oracle.problem.y
+        # a lower gradient at the level of its own rounding can't be compared with anything
+        unseen = 8 * torch.finfo(y.dtype).eps * (norm(graph.grad) + t * change)
+        for _ in range(20):
+            x_t, y_t = scene.x - t * scene.search, scene.y + t * u
+            far = float("inf")
+            if bool(torch.isfinite(x_t).all()) and bool(torch.isfinite(y_t).all()):
+                oracle.problem.x.write_(x_t)
+                y.write_(y_t)
+                with oracle.problem.probing(graph.moment):
+                    far = norm(oracle.lower(scene.lower_batch).grad - graph.grad - t * drift)
+            if far <= max(self.theta * t * change, unseen):
+                return t
+            ratio = far / (t * change) if t * change > 0 else float("inf")
+            t *= max(0.1, 0.9 * self.theta / ratio) if isfinite(ratio) else 0.1
+        return 0.0

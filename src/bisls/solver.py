@@ -1,0 +1,373 @@
+"""One outer iteration: lower loop -> hypergradient -> direction -> line -> step. What to do when a part of it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bisls._check import require_argument
+from bisls.bounds import inside
+from bisls.directions.base import Direction, Heading
+from bisls.hypergrad.base import Hypergradient, HypergradientMethod
+from bisls.line import Line
+from bisls.oracle import LowerPoint, Oracle
+from bisls.problem import Bilevel
+from bisls.record import Record, Status, worst
+from bisls.response.base import Ray, Response, Scene
+from bisls.steps.base import Memory, Step, StepRule
+from bisls.vector import dot, norm
+
+
+class SolverError(RuntimeError):
+    """The solver gave up: the message names the level, what happened and what would help."""
+
+
+@dataclass
+class _Loop:
+    """What a lower loop did."""
+
+    value: float = nan
+    beta: float = 0.0
+    checks: int = 0
+    steps: int = 0
+    status: Status = Status.OK
+
+
+class Solver:
+    """A bi-level method as a composition of parts. `BiSLS`, `BiSPS` and `Alternating` are compositions with names.
+
+    One iteration: ``lower_iters`` steps on g, each along the gradient of its own batch; the hypergradient; a direction; the
+    upper loss along the ray in that direction, with y responding; a step by the upper rule.
+
+    What happens when a part fails:
+
+    - *A value that is not finite along a ray* is a failed trial: the search shortens.
+    - *A lower loss or gradient that is not finite* ends the lower loop; y goes back to where it was finite.
+    - *An upper loss or hypergradient that is not finite* at the present point: x and y go back to the last point where both
+      levels were finite, the remembered steps are shortened tenfold, and the record says `Status.NON_FINITE`.
+    - *A linear solve that ends early* (negative curvature, divergence): its last finite iterate is used, and the record says so.
+    - *A search that finds nothing* takes no upper step; the lower loop of the next iteration goes on from the present y.
+    - After ``patience`` iterations in a row that could not be completed because of values that are not finite: `SolverError`.
+
+    Nothing that is not finite is ever written into the parameters; an exception in a loss, or an interrupt, leaves them as
+    they were before the iteration.
+
+    Args:
+        problem: The problem.
+        direction: Turns the hypergradient into a direction.
+        response: What y does along the upper ray.
+        hypergrad: Estimates the hypergradient.
+        upper_step: Chooses alpha.
+        lower_step: Chooses beta; what it remembers is carried over from one lower loop to the next.
+        lower_iters: T, lower steps an iteration, at least 1.
+        lower_tol: End the lower loop where ||grad_y g|| on its batch is at most this; None runs all T steps. For
+            deterministic lower problems.
+        patience: How many failed iterations in a row end in an error.
+    """
+
+    def __init__(
+        self,
+        problem: Bilevel,
+        *,
+        direction: Direction,
+        response: Response,
+        hypergrad: HypergradientMethod,
+        upper_step: StepRule,
+        lower_step: StepRule,
+        lower_iters: int = 10,
+        lower_tol: float | None = None,
+        patience: int = 20,
+    ):
+        call = type(self).__name__
+        if not isinstance(problem, Bilevel):
+            raise ValueError(f"`{call}(problem={problem!r})`: problem must be a Bilevel(upper_loss, lower_loss, ...)")
+        for name, part, method, example in (
+            ("direction", direction, "head", "Adam()"),
+            ("response", response, "ray", "Tangent()"),
+            ("hypergrad", hypergrad, "estimate", "Implicit(CG())"),
+            ("upper_step", upper_step, "choose", "Armijo()"),
+            ("lower_step", lower_step, "choose", "Armijo()"),
+        ):
+            fits = callable(getattr(part, method, None)) and not isinstance(part, type)
+            require_argument(call, name, part, fits, f"must have a method {method}(...), as {example} has")
+        whole = isinstance(lower_iters, int) and not isinstance(lower_iters, bool) and lower_iters >= 1
+        require_argument(call, "lower_iters", lower_iters, whole, "must be a whole number, at least 1")
+        small = lower_tol is None or 0 <= lower_tol < float("inf")
+        require_argument(call, "lower_tol", lower_tol, small, "must be at least 0, or None")
+        require_argument(call, "patience", patience, patience >= 1, "must be at least 1")
+        self.problem = problem
+        self.direction = direction
+        self.response = response
+        self.hypergrad = hypergrad
+        self.upper_step = upper_step
+        self.lower_step = lower_step
+        self.lower_iters = lower_iters
+        self.lower_tol = lower_tol
+        self.patience = patience
+        self.oracle = Oracle(problem)
+        self.k = 0
+        self._upper_memory = Memory()
+        self._lower_memory = Memory()
+        self._beta = 0.0  # the last lower step that was accepted
+        self._states: dict[str, Mapping[str, Tensor]] = {"direction": {}, "hypergrad": {}, "response": {}}
+        self._failures = 0
+        self._last_batch: Any = None  # the previous upper batch judges the step where no other is given
+        self._good: tuple[Tensor, Tensor] | None = None  # the last (x, y) at which both levels were finite
+
+    def step(self, upper_batch: Any, lower_batches: Any, step_batch: Any = None) -> Record:
+        """One outer iteration; the parameters are changed in place.
+
+        Args:
+            upper_batch: What the upper loss is called with.
+            lower_batches: A list has one batch for each lower step, and the hypergradient sees the last one; anything else is
+                one batch for all of them.
+            step_batch: An independent upper batch that judges the step. Without it the previous upper batch does.
+
+        Returns:
+            What happened, as a `Record`.
+
+        Raises:
+            SolverError: ``patience`` iterations in a row failed.
+        """
+        batches = self._batches(lower_batches)
+        if step_batch is None:
+            step_batch = upper_batch if self._last_batch is None else self._last_batch
+        before = self.oracle.cost.copy()
+        x, y = self.problem.x.read(), self.problem.y.read()
+        if self._good is None:
+            self._good = (x, y)
+        try:
+            record = self._iterate(upper_batch, batches, step_batch, x, y)
+        except BaseException:
+            self._write(x, y)
+            raise
+        self._last_batch = upper_batch if self.response.two_samples else None
+        self.k += 1
+        self._failures = self._failures + 1 if Status.NON_FINITE in (record.upper_status, record.lower_status) else 0
+        if self._failures >= self.patience:
+            raise SolverError(
+                f"`{type(self).__name__}.step(...)`: {self._failures} iterations in a row met values that are not finite. "
+                f"{record.advice}. The parameters are at the last point where both losses were finite."
+            )
+        return replace(record, cost=self.oracle.cost - before)
+
+    def _iterate(self, upper_batch: Any, batches: list[Any], step_batch: Any, x: Tensor, y: Tensor) -> Record:
+        with self.oracle.upper_frozen():
+            loop = self._lower_loop(batches, y)
+        y = self.problem.y.read()
+        estimate = self.hypergrad.estimate(self.oracle, upper_batch, batches[-1], self._states["hypergrad"])
+        record = Record(
+            k=self.k,
+            upper_value=estimate.value,
+            lower_value=estimate.graph.value if estimate.graph else loop.value,
+            alpha=0.0,
+            beta=loop.beta,
+            upper_checks=0,
+            lower_checks=loop.checks,
+            hypergrad_norm=norm(estimate.flat),
+            residual=estimate.residual,
+            lower_steps=loop.steps,
+            lower_grad_norm=estimate.lower_grad_norm,
+            lower_status=loop.status,
+            linear_status=estimate.status,
+        )
+        if not (isfinite(estimate.value) and isfinite(record.hypergrad_norm)):
+            return self._go_back(record)
+        self._good = (x, y)
+        self._states["hypergrad"] = estimate.state
+        heading = self.direction.head(estimate.flat, x, self._states["direction"])
+        heading = self._inside(heading, estimate, x)
+        scene = Scene(
+            oracle=self.oracle,
+            method=self.hypergrad,
+            estimate=estimate,
+            search=heading.search,
+            x=x,
+            y=y,
+            upper_batch=upper_batch,
+            step_batch=step_batch if self.response.two_samples else upper_batch,
+            lower_batch=batches[-1],
+            beta=self._beta,
+            max_step=float("inf") if self.problem.upper_bounds is None else self._reach(estimate, heading.search),
+        )
+        ray = self.response.ray(scene, self._states["response"])
+        step = self.upper_step.choose(replace(ray.line, clock=self.k), self._upper_memory)
+        taken = self._arrive(scene, ray, heading, step)
+        self._upper_memory = step.memory
+        if 0 < taken < step.size:
+            self._upper_memory = replace(step.memory, step=taken)
+        self._states["direction"] = heading.state
+        self._states["response"] = ray.state
+        linear = worst(estimate.status, ray.status)
+        status = worst(step.status, loop.status, linear)
+        return replace(
+            record, alpha=taken, upper_checks=step.checks, upper_status=step.status, linear_status=linear, status=status
+        )
+
+    def _lower_loop(self, batches: list[Any], y: Tensor) -> _Loop:
+        """T steps on g from the present y, each along the gradient of its own batch."""
+        loop, before = _Loop(), y
+        for batch in batches:
+            here = self.oracle.lower(batch)
+            square = dot(here.grad, here.grad)
+            if not (isfinite(here.value) and isfinite(square)):
+                # the step before led here, or the batch is bad: back to where the loss was finite
+                self.problem.y.write_(before)
+                self._lower_memory = _shortened(self._lower_memory)
+                loop.status = Status.NON_FINITE
+                break
+            loop.value = here.value
+            if self.lower_tol is not None and square**0.5 <= self.lower_tol:
+                break
+            step = self._lower_choose(here, batch, y, square)
+            loop.checks += step.checks
+            loop.status = worst(loop.status, step.status)
+            loop.steps += 1
+            before = y
+            if step.size > 0:
+                loop.beta = self._beta = step.size
+            y = self._lower_point(y, here.grad, step.size)
+            if not bool(torch.isfinite(y).all()):
+                y, loop.status = before, Status.NON_FINITE
+            self.problem.y.write_(y)
+        return loop
+
+    def _lower_choose(self, here: LowerPoint, batch: Any, y: Tensor, square: float) -> Step:
+        def at(t: float) -> float:
+            point = self._lower_point(y, here.grad, t)
+            if not bool(torch.isfinite(point).all()):
+                return float("inf")
+            self.problem.y.write_(point)
+            return self.oracle.lower_value(batch, here.moment)
+
+        step = self.lower_step.choose(Line(here.value, -square, at, eps=here.eps, clock=self.k), self._lower_memory)
+        self._lower_memory = step.memory
+        return step
+
+    def _lower_point(self, y: Tensor, gradient: Tensor, t: float) -> Tensor:
+        point = y - t * gradient
+        bounds = self.problem.lower_bounds
+        return point if bounds is None else bounds.project(point, self.problem.y)
+
+    def _inside(self, heading: Heading, estimate: Hypergradient, x: Tensor) -> Heading:
+        """The heading bent so that its ray stays inside the bounds of x."""
+        bounds = self.problem.upper_bounds
+        if bounds is None:
+            return heading
+        reach = self._reach(estimate, heading.search)
+        search = inside(bounds, x, heading.search, reach, self.problem.x)
+        move = search if heading.move is heading.search else inside(bounds, x, heading.move, reach, self.problem.x)
+        return replace(heading, search=search, move=move)
+
+    def _reach(self, estimate: Hypergradient, search: Tensor) -> float:
+        """How far a ray inside bounds is laid out: a little beyond the last step, at first the Polyak step."""
+        if self._upper_memory.step:
+            return 4.0 * self._upper_memory.step
+        slope = abs(dot(estimate.flat, search))
+        return abs(estimate.value) / slope if slope > 0 and estimate.value != 0 else 1.0
+
+    def _arrive(self, scene: Scene, ray: Ray, heading: Heading, step: Step) -> float:
+        """Write x and y after the step; where it is too long for the response, or not finite, a shorter one or none."""
+        taken = ray.settle(step.size) if step.size > 0 else 0.0
+        x, y = scene.x, scene.y
+        if taken > 0:
+            x = scene.x - taken * heading.move
+            y = scene.y if ray.follow is None else ray.follow(taken)
+            if self.problem.upper_bounds is not None:  # the rounding of x - t d may cross the bound
+                x = self.problem.upper_bounds.project(x, self.problem.x)
+            if self.problem.lower_bounds is not None:
+                y = self.problem.lower_bounds.project(y, self.problem.y)
+            if not (bool(torch.isfinite(x).all()) and bool(torch.isfinite(y).all())):
+                x, y, taken = scene.x, scene.y, 0.0
+        self._write(x, y)
+        return taken
+
+    def _go_back(self, record: Record) -> Record:
+        """The present point is of no use: return to the last good one, and be more careful from there."""
+        assert self._good is not None
+        self._write(*self._good)
+        self._upper_memory = _shortened(self._upper_memory)
+        self._lower_memory = _shortened(self._lower_memory)
+        return replace(record, upper_status=Status.NON_FINITE, status=Status.NON_FINITE)
+
+    def _write(self, x: Tensor, y: Tensor) -> None:
+        self.problem.x.write_(x)
+        self.problem.y.write_(y)
+
+    def _batches(self, lower_batches: Any) -> list[Any]:
+        if not isinstance(lower_batches, list):
+            return [lower_batches] * self.lower_iters
+        if len(lower_batches) != self.lower_iters:
+            raise ValueError(
+                f"`{type(self).__name__}.step(lower_batches=[...])`: a list needs one batch for each of the "
+                f"lower_iters = {self.lower_iters} lower steps, got {len(lower_batches)}; "
+                "pass a tuple or a tensor for one batch for all"
+            )
+        return lower_batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next iteration depends on beside the parameters: numbers and tensors, safe to load without code."""
+        return {
+            "k": self.k,
+            "upper_memory": _packed(self._upper_memory),
+            "lower_memory": _packed(self._lower_memory),
+            "beta": self._beta,
+            "states": {name: dict(state) for name, state in self._states.items()},
+            "failures": self._failures,
+            "last_batch": self._last_batch if _plain(self._last_batch) else None,
+            "good": None if self._good is None else list(self._good),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken. The parameters themselves are the caller's to restore."""
+        missing = sorted(
+            {"k", "upper_memory", "lower_memory", "beta", "states", "failures", "last_batch", "good"} - set(state)
+        )
+        if missing:
+            raise ValueError(
+                f"`{type(self).__name__}.load_state_dict(...)`: not the state of a solver, it lacks {missing}"
+            )
+        good = state["good"]
+        if good is not None and (len(good[0]), len(good[1])) != (self.problem.x.numel, self.problem.y.numel):
+            raise ValueError(
+                f"`{type(self).__name__}.load_state_dict(...)`: the state is of a problem with {len(good[0])} upper and "
+                f"{len(good[1])} lower parameters, this one has {self.problem.x.numel} and {self.problem.y.numel}"
+            )
+        upper, lower = _unpacked(state["upper_memory"]), _unpacked(state["lower_memory"])
+        self.k = int(state["k"])
+        self._upper_memory, self._lower_memory = upper, lower
+        self._beta = float(state["beta"])
+        self._states = {name: {key: t.clone() for key, t in part.items()} for name, part in state["states"].items()}
+        self._failures = int(state["failures"])
+        self._last_batch = state["last_batch"]
+        self._good = None if good is None else (good[0].clone(), good[1].clone())
+
+    def __repr__(self) -> str:
+        parts = ("direction", "response", "hypergrad", "upper_step", "lower_step", "lower_iters", "lower_tol")
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in parts)})"
+
+
+def _shortened(memory: Memory) -> Memory:
+    return memory if memory.step is None else replace(memory, step=0.1 * memory.step)
+
+
+def _packed(memory: Memory) -> dict[str, Any]:
+    return {"k": memory.k, "step": memory.step, "extra": list(memory.extra)}
+
+
+def _unpacked(state: Mapping[str, Any]) -> Memory:
+    return Memory(int(state["k"]), state["step"], tuple(state["extra"]))
+
+
+def _plain(batch: Any) -> bool:
+    """Whether a batch is made of tensors, numbers and containers alone, so that it can be saved and read back safely."""
+    if isinstance(batch, Mapping):
+        return type(batch) is dict and all(isinstance(key, str) and _plain(value) for key, value in batch.items())
+    if isinstance(batch, list | tuple):
+        return type(batch) in (list, tuple) and all(_plain(entry) for entry in batch)
+    return batch is None or isinstance(batch, Tensor | int | float | str | bool)
