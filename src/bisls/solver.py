@@ -18,7 +18,7 @@ from bisls.line import Line
 from bisls.oracle import LowerPoint, Oracle
 from bisls.problem import Bilevel
 from bisls.record import Record, Status, worst
-from bisls.response.base import Ray, Response, Scene
+from bisls.response.base import Ray, Response, Scene, State
 from bisls.steps.base import Memory, Step, StepRule
 from bisls.vector import dot, norm
 
@@ -114,7 +114,7 @@ class Solver:
         self._upper_memory = Memory()
         self._lower_memory = Memory()
         self._beta = 0.0  # the last lower step that was accepted
-        self._states: dict[str, Mapping[str, Tensor]] = {"direction": {}, "hypergrad": {}, "response": {}}
+        self._states: dict[str, State] = {"direction": {}, "hypergrad": {}, "response": {}}
         self._failures = 0
         self._last_batch: Any = None  # the previous upper batch judges the step where no other is given
         self._good: tuple[Tensor, Tensor] | None = None  # the last (x, y) at which both levels were finite
@@ -193,16 +193,17 @@ class Solver:
             step_batch=step_batch if self.response.two_samples else upper_batch,
             lower_batch=batches[-1],
             beta=self._beta,
+            alpha=self._upper_memory.step,
             max_step=float("inf") if self.problem.upper_bounds is None else self._reach(estimate, heading.search),
         )
         ray = self.response.ray(scene, self._states["response"])
         step = self.upper_step.choose(replace(ray.line, clock=self.k), self._upper_memory)
-        taken = self._arrive(scene, ray, heading, step)
+        taken, learnt = self._arrive(scene, ray, heading, step)
         self._upper_memory = step.memory
         if 0 < taken < step.size:
             self._upper_memory = replace(step.memory, step=taken)
         self._states["direction"] = heading.state
-        self._states["response"] = ray.state
+        self._states["response"] = {**ray.state, **learnt}
         linear = worst(estimate.status, ray.status)
         status = worst(step.status, loop.status, linear)
         return replace(
@@ -271,9 +272,9 @@ class Solver:
         slope = abs(dot(estimate.flat, search))
         return abs(estimate.value) / slope if slope > 0 and estimate.value != 0 else 1.0
 
-    def _arrive(self, scene: Scene, ray: Ray, heading: Heading, step: Step) -> float:
+    def _arrive(self, scene: Scene, ray: Ray, heading: Heading, step: Step) -> tuple[float, State]:
         """Write x and y after the step; where it is too long for the response, or not finite, a shorter one or none."""
-        taken = ray.settle(step.size) if step.size > 0 else 0.0
+        taken, learnt = ray.settle(step.size) if step.size > 0 else (0.0, {})
         x, y = scene.x, scene.y
         if taken > 0:
             x = scene.x - taken * heading.move
@@ -285,7 +286,7 @@ class Solver:
             if not (bool(torch.isfinite(x).all()) and bool(torch.isfinite(y).all())):
                 x, y, taken = scene.x, scene.y, 0.0
         self._write(x, y)
-        return taken
+        return taken, learnt
 
     def _go_back(self, record: Record) -> Record:
         """The present point is of no use: return to the last good one, and be more careful from there."""

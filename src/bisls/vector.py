@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 
 import torch
@@ -46,6 +47,22 @@ class Vector:
         """Copy a flat vector into the parameters, in place."""
         for tensor, part in zip(self.tensors, self.split(flat), strict=True):
             tensor.copy_(part)
+
+    @contextmanager
+    def lent(self, flat: Tensor) -> Iterator[None]:
+        """Within this context the parameters hold other values; graphs recorded before stay usable after it.
+
+        The values come back exactly, so a graph that refers to them is still right; writing through ``.data`` tells
+        autograd so.
+        """
+        before = [tensor.detach().clone() for tensor in self.tensors]
+        try:
+            for tensor, part in zip(self.tensors, self.split(flat), strict=True):
+                tensor.data.copy_(part)
+            yield
+        finally:
+            for tensor, own in zip(self.tensors, before, strict=True):
+                tensor.data.copy_(own)
 
     def split(self, flat: Tensor) -> tuple[Tensor, ...]:
         """Views of a flat vector, shaped like the parameters."""

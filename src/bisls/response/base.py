@@ -34,6 +34,7 @@ class Scene:
         step_batch: An independent upper batch that judges the step; the same object where there is none.
         lower_batch: The lower batch of the hypergradient.
         beta: The last lower step that was accepted.
+        alpha: The last upper step that was taken; None before the first.
         max_step: How far the ray may be followed (the border of a box).
     """
 
@@ -47,6 +48,7 @@ class Scene:
     step_batch: Any
     lower_batch: Any
     beta: float
+    alpha: float | None
     max_step: float
 
     @cached_property
@@ -64,8 +66,8 @@ class Scene:
         return self.oracle.upper_value(batch, moment)
 
 
-def _as_chosen(t: float) -> float:
-    return t
+def _as_chosen(t: float) -> tuple[float, State]:
+    return t, {}
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,15 @@ class Ray:
     Attributes:
         line: What the step rule sees.
         follow: t -> the lower variable after a step of t; None leaves it where the lower loop ended.
-        settle: The step chosen -> the step to take, where the response's own prediction holds only for a shorter one.
+        settle: The step chosen -> the step to take, where the response's own prediction holds only for a shorter one; and
+            what is to be remembered of that.
         state: What the next ray may start from (tensors, so that it can be saved).
         status: How the response's own linear solve ended.
     """
 
     line: Line
     follow: Callable[[float], Tensor] | None = None
-    settle: Callable[[float], float] = _as_chosen
+    settle: Callable[[float], tuple[float, State]] = _as_chosen
     state: State = field(default_factory=dict)
     status: Status = Status.OK
 

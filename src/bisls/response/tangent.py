@@ -17,6 +17,10 @@ from bisls.oracle import LowerGraph
 from bisls.response.base import Ray, Scene, State
 from bisls.vector import dot, norm
 
+DIFFERENCE = 0.1  # the difference that stands for g_yx d is taken over this share of the last step
+TRUSTED = 0.5  # a step whose expected error is below this share of theta is not checked,
+AGE = 5  # but one in so many steps is checked all the same
+
 
 @dataclass(frozen=True)
 class Tangent:
@@ -28,16 +32,19 @@ class Tangent:
 
     The prediction is a linear one and may be believed too far. At the step chosen the lower gradient is compared with what
     it should be there, ``grad_y g + t (g_yy u - g_yx d)``; where they differ by more than ``theta t ||g_yx d||`` the step is
-    shortened (the remainder is of second order, so by theta over the ratio seen). After the step y is at yhat, where the
-    next lower loop begins.
+    shortened (the remainder is of second order, so by theta over the ratio seen). Steps that the last such comparison
+    covers with room to spare are not compared again. After the step y is at yhat, where the next lower loop begins.
 
     Args:
         theta: How far the lower gradient may be from its prediction, relative to the change that x causes; positive.
         linear: Solves for u; None takes the linear solver of the hypergradient, or CG where it has none.
+        exact: Take g_yx d from second derivatives always. Otherwise it is a difference of two lower gradients over a tenth of
+            the last step, which costs one lower gradient where the exact product costs several.
     """
 
     theta: float = 0.5
     linear: LinearSolver | None = None
+    exact: bool = False
     two_samples: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -47,7 +54,7 @@ class Tangent:
         """f_j(x - t d, y + t u) on the batch j that judges the step."""
         oracle, d = scene.oracle, scene.search
         graph = scene.estimate.graph or oracle.lower_graph(scene.lower_batch, scene.here.moment)
-        v = graph.mixed_transposed(d)
+        v = self._pull(scene, graph)
         linear = self.linear or getattr(scene.method, "linear", None) or CG(tol=1e-3)
         solution = linear.solve(graph.hessian, v, state)
         u = solution.z
@@ -66,13 +73,35 @@ class Tangent:
         return Ray(
             line,
             follow=lambda t: scene.y + t * u,
-            settle=lambda t: self._settle(scene, graph, drift, norm(v), u, t),
+            settle=lambda t: self._settle(scene, graph, drift, norm(v), u, t, state.get("checked")),
             state=solution.state,
             status=solution.status,
         )
 
-    def _settle(self, scene: Scene, graph: LowerGraph, drift: Tensor, change: float, u: Tensor, t: float) -> float:
+    def _pull(self, scene: Scene, graph: LowerGraph) -> Tensor:
+        """g_yx d: how the lower gradient changes along the ray."""
+        problem, d = scene.oracle.problem, scene.search
+        if not self.exact and scene.alpha:
+            t = DIFFERENCE * scene.alpha
+            x = scene.x - t * d
+            if bool(torch.isfinite(x).all()):
+                with problem.x.lent(x), problem.probing(graph.moment):
+                    there = scene.oracle.lower(scene.lower_batch)
+                change = graph.grad - there.grad
+                # a change at the level of rounding shows nothing; what the gradient is made of may be larger than itself
+                if isfinite(there.value) and norm(change) > 1e3 * there.eps * (norm(graph.grad) + norm(there.grad)):
+                    return change / t
+        return graph.mixed_transposed(d)
+
+    def _settle(
+        self, scene: Scene, graph: LowerGraph, drift: Tensor, change: float, u: Tensor, t: float, last: Tensor | None
+    ) -> tuple[float, State]:
         oracle, y = scene.oracle, scene.oracle.problem.y
+        length = norm(scene.search)
+        if last is not None:
+            ratio, reached, age = last.tolist()
+            if ratio * t * length / reached <= TRUSTED * self.theta and age < AGE:
+                return t, {"checked": torch.tensor([ratio, reached, age + 1], dtype=torch.float64)}
         # a lower gradient at the level of its own rounding can't be compared with anything
         unseen = 8 * torch.finfo(y.dtype).eps * (norm(graph.grad) + t * change)
         for _ in range(20):
@@ -83,8 +112,9 @@ class Tangent:
                 y.write_(y_t)
                 with oracle.problem.probing(graph.moment):
                     far = norm(oracle.lower(scene.lower_batch).grad - graph.grad - t * drift)
-            if far <= max(self.theta * t * change, unseen):
-                return t
             ratio = far / (t * change) if t * change > 0 else float("inf")
+            if far <= max(self.theta * t * change, unseen):
+                known = isfinite(ratio) and t * length > 0
+                return t, {"checked": torch.tensor([ratio, t * length, 0.0], dtype=torch.float64)} if known else {}
             t *= max(0.1, 0.9 * self.theta / ratio) if isfinite(ratio) else 0.1
-        return 0.0
+        return 0.0, {}
