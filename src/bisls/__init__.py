@@ -1,6 +1,7 @@
 """bisls: optimisation whose step sizes set themselves. Two losses and no learning rates."""
 
 from bisls import optim as optim
+from bisls import tasks as tasks
 from bisls._version import __version__ as __version__
 from bisls.bounds import Bounds as Bounds
 from bisls.bounds import Box as Box

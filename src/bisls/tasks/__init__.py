@@ -1,0 +1,14 @@
+"""Ready problems, each with its data, the exact value of what it minimises, and measures of what came out."""
+
+from bisls.tasks.base import Batches as Batches
+from bisls.tasks.base import Data as Data
+from bisls.tasks.base import Task as Task
+from bisls.tasks.cleaning import cleaning as cleaning
+from bisls.tasks.distillation import distillation as distillation
+from bisls.tasks.hyper_representation import CrossEntropy as CrossEntropy
+from bisls.tasks.hyper_representation import HeadLoss as HeadLoss
+from bisls.tasks.hyper_representation import LeastSquares as LeastSquares
+from bisls.tasks.hyper_representation import hyper_representation as hyper_representation
+from bisls.tasks.penalties import logistic_penalties as logistic_penalties
+from bisls.tasks.penalties import ridge_penalties as ridge_penalties
+from bisls.tasks.quadratic import quadratic as quadratic
