@@ -5,7 +5,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint const
 
 .PHONY: demo test lint docs bench clean
 
-demo: .venv/.cli  ## train with no learning rate beside a grid of SGD; table and plot into out/
+demo: .venv/.cli  ## solve a bi-level problem with no learning rates beside a grid of Adam; table and plot into out/
 	$(BIN)/bisls demo --out out
 
 test: .venv/.dev  ## the tests, the linters among them

@@ -21,9 +21,9 @@ def bisls_command(*arguments):
 
 
 def test_demo_prints_a_table_and_saves_a_plot(tmp_path):
-    done = bisls_command("demo", "--epochs", "2", "--out", str(tmp_path / "new" / "folder"))
+    done = bisls_command("demo", "--steps", "12", "--out", str(tmp_path / "new" / "folder"))
     assert done.returncode == 0, done.stderr
-    assert "bisls Auto" in done.stdout
+    assert "bisls BiSLS" in done.stdout
     assert "best of the grid" in done.stdout
     picture = tmp_path / "new" / "folder" / "demo.png"
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -33,9 +33,9 @@ def test_demo_prints_a_table_and_saves_a_plot(tmp_path):
 def test_mistakes_are_answered_without_a_traceback(tmp_path):
     (tmp_path / "file").write_text("")
     for arguments, message in [
-        (["demo", "--epochs", "0"], "--epochs"),
-        (["demo", "--epochs", "1", "--out", str(tmp_path / "file")], "--out"),
-        (["demo", "--epochs", "1", "--out", str(tmp_path / "file" / "below")], "cannot write to --out"),
+        (["demo", "--steps", "0"], "--steps"),
+        (["demo", "--steps", "1", "--out", str(tmp_path / "file")], "--out"),
+        (["demo", "--steps", "1", "--out", str(tmp_path / "file" / "below")], "cannot write to --out"),
         (["demonstrate"], "No such command"),
     ]:
         done = bisls_command(*arguments)

@@ -40,18 +40,18 @@ def _main(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the plot.", file_okay=False)] = Path("out"),
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 30,
-    seed: Annotated[int, typer.Option(help="Seed of the split, the network and the batches.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Upper iterations of each run.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed.")] = 0,
 ) -> None:
-    """Train a classifier with no learning rate, beside a grid of SGD; print a table and save a plot.
+    """Tune 30 penalties with no learning rate at either level, beside a grid of Adam; print a table and save a plot.
 
-    Example: bisls demo --epochs 10 --out /tmp/demo
+    Example: bisls demo --steps 50 --out /tmp/demo
     """
     from bisls.demo import run_demo
 
     console = Console()
     try:
-        path = run_demo(out, epochs, seed, console)
+        path = run_demo(out, steps, seed, console)
     except OSError as error:
         typer.echo(f"cannot write to --out {out}: {error.strerror}", err=True)
         raise typer.Exit(1) from None

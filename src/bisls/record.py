@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
-from math import nan
+from importlib import import_module
+from math import isfinite, isnan, nan
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,6 +156,10 @@ class Record:
 class History:
     """The records of a run, in order.
 
+    Attributes:
+        records: One `Record` an iteration.
+        evaluations: What `Evaluate` found: a dict an evaluation, with the iteration as ``k`` and a number for each name.
+
     Examples:
         >>> history = History()
         >>> history.append(Record(0, 2.5, 1.0, 0.1, 0.2, 1, 3, 0.7, 1e-4))
@@ -160,8 +168,9 @@ class History:
         (2, [2.5, 2.0])
     """
 
-    def __init__(self, records: Iterable[Record] = ()):
+    def __init__(self, records: Iterable[Record] = (), evaluations: Iterable[dict[str, Any]] = ()):
         self.records = list(records)
+        self.evaluations = list(evaluations)
 
     def append(self, record: Record) -> None:
         """Add the next record."""
@@ -176,7 +185,120 @@ class History:
     def __getitem__(self, name: str) -> np.ndarray:
         return np.array([record.to_dict()[name] for record in self.records])
 
+    def __repr__(self) -> str:
+        last = f", last upper loss {self.records[-1].upper_value:.4g}" if self.records else ""
+        return f"History({len(self):,} records{last})"
+
     def to_arrays(self) -> dict[str, np.ndarray]:
         """One array a column."""
         rows = [record.to_dict() for record in self.records]
         return {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with k as its index: a column for each field of a record and for each evaluation.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        pandas = _imported("pandas", "History.to_frame()", "pip install pandas")
+        frame = pandas.DataFrame([record.to_dict() for record in self.records])
+        if self.evaluations:
+            found = pandas.DataFrame(self.evaluations)
+            frame = frame.merge(found, on="k", how="left") if len(frame) else found
+        return frame.set_index("k") if "k" in frame else frame
+
+    def to_lines(self) -> list[str]:
+        """Each record as a line of strict JSON: NaN is null, infinities are strings; evaluations lie under their own key."""
+        found = {row["k"]: {name: value for name, value in row.items() if name != "k"} for row in self.evaluations}
+        return [_line(record, found.get(record.k, {})) for record in self.records]
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> History:
+        """The history in a file of JSON lines that `JSONLines` wrote. A last line that was cut off is left out.
+
+        Raises:
+            ValueError: The file holds something else; the message names the line.
+        """
+        history = cls()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(lines, 1):
+            try:
+                row = {name: _number(value) for name, value in json.loads(line).items()} if line else None
+                record = Record.from_dict(row) if row else None
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                if number == len(lines):
+                    break  # the writer was killed in the middle of it
+                raise ValueError(
+                    f"`History.load({str(path)!r})`: line {number} is not a record ({error}); pass a file that "
+                    "JSONLines(path) wrote"
+                ) from error
+            if row and record:
+                history.append(record)
+                if row.get("evaluations"):
+                    found = {name: _number(value) for name, value in row["evaluations"].items()}
+                    history.evaluations.append({"k": record.k, **found})
+        return history
+
+    def plot(self, path: str | PathLike[str] | None = None) -> Any:
+        """Losses, both steps and checks over the iterations, as three panels of a matplotlib figure.
+
+        Args:
+            path: Also save it here; the ending says the format.
+
+        Returns:
+            The `matplotlib.figure.Figure`. Where no step was taken there is a gap.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        figure = _imported("matplotlib.figure", "History.plot()", "pip install 'bisls[cli]'").Figure(
+            figsize=(7, 8), layout="tight"
+        )
+        losses, steps, checks = figure.subplots(3, 1, sharex=True)
+        panels = (
+            (losses, "loss", (("upper_value", "upper f"), ("lower_value", "lower g"))),
+            (steps, "step", (("alpha", r"upper $\alpha$"), ("beta", r"lower $\beta$"))),
+            (checks, "checks an iteration", (("upper_checks", "upper"), ("lower_checks", "lower"))),
+        )
+        columns = self.to_arrays()
+        for axes, label, names in panels:
+            drawn = [np.asarray(columns.get(name, ()), dtype=float) for name, _ in names]
+            drawn = [np.where(np.abs(values) < 1e100, values, nan) for values in drawn]  # beyond that axes overflow
+            if axes is steps:
+                drawn = [np.where(values > 0, values, nan) for values in drawn]
+            finite = np.concatenate([values[np.isfinite(values)] for values in drawn])
+            if axes is not checks and finite.size and finite.min() > 0:
+                axes.set_yscale("log")
+            for values, (_, name) in zip(drawn, names, strict=True):
+                # markers, so that a step between two gaps is seen
+                axes.plot(columns.get("k", ()), values, ".-", label=name, linewidth=1.2, markersize=3)
+            axes.set_ylabel(label)
+            axes.legend()
+            axes.grid(alpha=0.3)
+        checks.set_xlabel("k, outer iteration")
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+
+def _imported(name: str, call: str, remedy: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(f"`{call}` needs {name.split('.')[0]}: {remedy}") from error
+
+
+def _line(record: Record, evaluations: Mapping[str, float]) -> str:
+    def strict(row: Mapping[str, Any]) -> dict[str, Any]:
+        odd = {name: value for name, value in row.items() if isinstance(value, float) and not isfinite(value)}
+        return {**row, **{name: None if isnan(value) else str(value) for name, value in odd.items()}}
+
+    row = strict(record.to_dict())
+    return json.dumps({**row, "evaluations": strict(evaluations)} if evaluations else row, allow_nan=False)
+
+
+def _number(value: Any) -> Any:
+    """A value of a JSON line as it was before."""
+    if value is None:
+        return nan
+    return float(value) if value in ("inf", "-inf") else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite, nan
@@ -23,8 +24,19 @@ from bisls.steps.base import Memory, Step, StepRule
 from bisls.vector import dot, norm
 
 
+logger = logging.getLogger(__name__)
+
+
 class SolverError(RuntimeError):
-    """The solver gave up: the message names the level, what happened and what would help."""
+    """The solver gave up: the message names the level, what happened and what would help.
+
+    Attributes:
+        record: The record of the iteration in which it did.
+    """
+
+    def __init__(self, text: str, record: Record):
+        super().__init__(text)
+        self.record = record
 
 
 @dataclass
@@ -135,24 +147,30 @@ class Solver:
             SolverError: ``patience`` iterations in a row failed.
         """
         batches = self._batches(lower_batches)
-        if step_batch is None:
+        given = step_batch is not None
+        if not given:
             step_batch = upper_batch if self._last_batch is None else self._last_batch
         before = self.oracle.cost.copy()
         x, y = self.problem.x.read(), self.problem.y.read()
         if self._good is None:
             self._good = (x, y)
+        memory = (self._upper_memory, self._lower_memory, self._beta, dict(self._states))
         try:
             record = self._iterate(upper_batch, batches, step_batch, x, y)
         except BaseException:
             self._write(x, y)
+            self._upper_memory, self._lower_memory, self._beta, self._states = memory
             raise
-        self._last_batch = upper_batch if self.response.two_samples else None
+        # a batch with bad numbers in it must not judge the next step as well
+        keep = self.response.two_samples and not given and record.upper_status is not Status.NON_FINITE
+        self._last_batch = upper_batch if keep else None
         self.k += 1
         self._failures = self._failures + 1 if Status.NON_FINITE in (record.upper_status, record.lower_status) else 0
         if self._failures >= self.patience:
             raise SolverError(
                 f"`{type(self).__name__}.step(...)`: {self._failures} iterations in a row met values that are not finite. "
-                f"{record.advice}. The parameters are at the last point where both losses were finite."
+                f"{record.advice}. The parameters are at the last point where both losses were finite.",
+                record,
             )
         return replace(record, cost=self.oracle.cost - before)
 
@@ -313,6 +331,11 @@ class Solver:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next iteration depends on beside the parameters: numbers and tensors, safe to load without code."""
+        if not _plain(self._last_batch):
+            logger.warning(
+                "the last upper batch is a %s and can't be saved; the first step after loading is judged on its own batch",
+                type(self._last_batch).__name__,
+            )
         return {
             "k": self.k,
             "upper_memory": _packed(self._upper_memory),
