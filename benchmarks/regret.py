@@ -243,8 +243,8 @@ METHODS = {"bisls": "BiSLS (untuned)", "paper": "BiSLS.paper", "bisps": "BiSPS"}
 
 
 def text_table(results: dict[str, Any]) -> str:
-    head = "| task | judged only | tuned: best of grid | tuned F | BiSLS median | worst | upper checks | lower checks | NaN or diverged "
-    head += "| paper median | worst | BiSPS median | worst |"
+    head = "| task | judged only | tuned: best of grid | tuned F | BiSLS median | worst | upper checks | lower checks "
+    head += "| NaN or diverged | paper median | worst | BiSPS median | worst |"
     lines = [head, "|" + "---|" * 13]
     for name, result in results.items():
         t, b = result["tuned"], result["bisls"]

@@ -23,7 +23,6 @@ from bisls.response.base import Ray, Response, Scene, State
 from bisls.steps.base import Memory, Step, StepRule
 from bisls.vector import dot, norm
 
-
 logger = logging.getLogger(__name__)
 
 
