@@ -16,6 +16,7 @@ from bisls.checkpoint import Checkpoint as Checkpoint
 from bisls.checkpoint import CheckpointError as CheckpointError
 from bisls.directions import LBFGS as LBFGS
 from bisls.directions import Adam as Adam
+from bisls.directions import Denoised as Denoised
 from bisls.directions import Direction as Direction
 from bisls.directions import Heading as Heading
 from bisls.directions import Steepest as Steepest

@@ -214,7 +214,11 @@ class Solver:
             max_step=float("inf") if self.problem.upper_bounds is None else self._reach(estimate, heading.search),
         )
         ray = self.response.ray(scene, self._states["response"])
-        step = self.upper_step.choose(replace(ray.line, clock=self.k), self._upper_memory)
+        line = replace(ray.line, clock=self.k)
+        if heading.weigh is not None:
+            longest, state = heading.weigh(line.slope)
+            line, heading = replace(line, max_step=min(line.max_step, longest)), replace(heading, state=state)
+        step = self.upper_step.choose(line, self._upper_memory)
         taken, learnt = self._arrive(scene, ray, heading, step)
         self._upper_memory = step.memory
         if 0 < taken < step.size:

@@ -3,5 +3,6 @@
 from bisls.directions.adam import Adam as Adam
 from bisls.directions.base import Direction as Direction
 from bisls.directions.base import Heading as Heading
+from bisls.directions.denoised import Denoised as Denoised
 from bisls.directions.lbfgs import LBFGS as LBFGS
 from bisls.directions.steepest import Steepest as Steepest

@@ -125,6 +125,10 @@ class Armijo:
         max_step: A ceiling: a positive number, a schedule, or None.
         max_checks: Most trials a search, at least 1; None allows as many as reach 1e-12 of the first trial.
         f_min: A lower bound of the loss, or None where there is none to declare (then ``start`` must be given).
+        expand: The first search of all goes on doubling a first trial that passed, for as long as the test holds and the loss
+            falls: a start that is far too short costs a few checks once.
+        uphill: Where the line does not descend, take so many times the remembered step all the same, at least 0. For two samples:
+            there the judge is another batch, and one that disagrees is no proof against the direction.
 
     Examples:
         >>> from bisls.line import Line
@@ -143,6 +147,8 @@ class Armijo:
     max_step: float | Schedule | None = None
     max_checks: int | None = None
     f_min: float | None = 0.0
+    expand: bool = False
+    uphill: float = 0.0
 
     def __post_init__(self) -> None:
         require(self, "start", self.start is None or 0 < self.start < inf, "must be positive and finite, or None")
@@ -165,6 +171,7 @@ class Armijo:
         require(self, "slack", 0 <= self.slack < inf, "must be at least 0")
         require(self, "max_step", is_bound(self.max_step), "must be positive, a schedule such as Decay(1.0), or None")
         require(self, "max_checks", self.max_checks is None or self.max_checks >= 1, "must be at least 1, or None")
+        require(self, "uphill", 0 <= self.uphill < inf, "must be at least 0")
         require(self, "f_min", self.f_min is None or isfinite(self.f_min), "must be finite, or None")
         require(
             self,
@@ -176,6 +183,9 @@ class Armijo:
     def choose(self, line: Line, memory: Memory) -> Step:
         """Search along the line."""
         problem = trouble(line)
+        if problem is Status.NOT_DESCENT and self.uphill > 0 and memory.step is not None:
+            limit = min(line.max_step, bound_at(self.max_step, clock(line, memory)))
+            return Step(min(self.uphill * memory.step, limit), memory.later(), status=problem)
         if problem is not None:
             return Step(0.0, memory.later(), status=problem)
         shrink = Backtrack(self.shrink) if isinstance(self.shrink, int | float) else self.shrink
@@ -194,6 +204,8 @@ class Armijo:
             finite = finite or value < inf
             told = -line.slope * t > line.rounding and abs(value - line.value) > line.rounding
             if value <= line.value + self.sufficient * t * line.slope + self.slack and (told or t <= first):
+                if self.expand and told and checks == 1 and memory.step is None:
+                    t, value, checks = self._expanded(line, t, value, limit)
                 later = replace(memory.later(t if told else None), extra=())
                 return Step(t, later, checks, Status.OK if told else Status.ROUNDING, value)
             asked = -self.sufficient * t * line.slope
@@ -219,6 +231,19 @@ class Armijo:
             # the next search goes on from here. The remembered step stays what it was until a search succeeds.
             later = replace(later, extra=(t,))
         return Step(best, later, checks, status, lowest if best > 0 else None)
+
+    def _expanded(self, line: Line, t: float, value: float, limit: float) -> tuple[float, float, int]:
+        """Double a step that passed for as long as the test holds and the loss falls."""
+        for checks in range(2, 100):
+            if 2 * t > limit:
+                return t, value, checks - 1
+            longer = line.at(2 * t)
+            if not (
+                isfinite(longer) and longer <= line.value + self.sufficient * 2 * t * line.slope and longer < value
+            ):
+                return t, value, checks
+            t, value = 2 * t, longer
+        return t, value, checks
 
     def _first(self, line: Line, memory: Memory) -> float:
         if memory.extra:
