@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -131,9 +131,10 @@ def overhead(quick: bool, tick: Callable[[], None]) -> dict[str, Any]:
         usual = Runner(
             representation(quick, batch), lambda p, h=hypergrad: bisls.Alternating(p, hypergrad=h, lower_iters=10)
         )
-        for _ in range(warm):
-            ours.step(), usual.step()
-        ours.forget(), usual.forget()
+        for runner in (ours, usual):
+            for _ in range(warm):
+                runner.step()
+            runner.forget()
         ratios = []
         for _ in range(iterations):
             ratios.append(ours.step() / usual.step())
@@ -216,6 +217,8 @@ def _peak() -> int:
     peak = _status("VmHWM")
     if peak is not None:
         return peak
+    import resource  # not on Windows
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -251,14 +254,23 @@ def measure(level: str, n: int, iterations: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _measured(call: list[str], tight: bool) -> dict[str, Any]:
+    """`measure` in a process of its own; with a tight allocator (glibc's) memory that was freed does not count."""
+    environment = {**os.environ, **({"MALLOC_MMAP_THRESHOLD_": "65536"} if tight else {})}
+    return json.loads(subprocess.run(call, capture_output=True, text=True, check=True, env=environment).stdout)
+
+
 def sizes(quick: bool, tick: Callable[[], None]) -> dict[str, Any]:
     powers = {"upper": (4, 5), "lower": (4, 5)} if quick else {"upper": (4, 5, 6, 7), "lower": (4, 5, 6)}
     results = {}
     for level, exponents in powers.items():
         rows = []
         for power in exponents:
-            call = [sys.executable, __file__, "--measure", level, str(10**power), "3" if quick else "8"]
-            rows.append(json.loads(subprocess.run(call, capture_output=True, text=True, check=True).stdout))
+            call = [sys.executable, __file__, "--measure", level, str(10**power)]
+            row, memory = (
+                _measured([*call, count], tight) for count, tight in (("3" if quick else "8", False), ("2", True))
+            )
+            rows.append({**row, "peak_bytes": memory["peak_bytes"], "copies": memory["copies"]})
             tick()
         n, t = np.array([row["n"] for row in rows]), np.array([row["seconds"] for row in rows])
         results[level] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisls._check import require_argument
 from bisls.directions.adam import Adam
 from bisls.directions.base import Direction
+from bisls.directions.denoised import Denoised
 from bisls.directions.steepest import Steepest
 from bisls.hypergrad.base import HypergradientMethod
 from bisls.hypergrad.implicit import Implicit
@@ -19,6 +20,7 @@ from bisls.solver import Solver
 from bisls.steps.armijo import Armijo, Backtrack, Grow, Keep, Restart
 from bisls.steps.base import StepRule
 from bisls.steps.constant import Constant
+from bisls.steps.curvature import Curvature
 from bisls.steps.decay import Decay
 from bisls.steps.envelope import Envelope
 from bisls.steps.polyak import Polyak
@@ -38,19 +40,21 @@ class BiSLS(Solver):
         lower_step: StepRule | None = None,
         lower_iters: int = 10,
         lower_tol: float | None = None,
+        lower_average: bool = True,
         alpha: float | None = None,
         beta: float | None = None,
         patience: int = 20,
     ):
         super().__init__(
             problem,
-            direction=direction or Adam(),
+            direction=direction or Denoised(b2=0.999),
             response=response or Tangent(),
-            hypergrad=hypergrad or Implicit(CG(tol=1e-3, iters=50)),
-            upper_step=upper_step or Armijo(start=alpha),
-            lower_step=lower_step or Armijo(start=beta),
+            hypergrad=hypergrad or Implicit(CG(tol=1e-3, iters=50), spread=1.0),
+            upper_step=upper_step or Armijo(start=alpha, sufficient=0.5, expand=True, uphill=1.0),
+            lower_step=lower_step or Curvature(start=beta, trials=20, every=10, recent=0.05, watch=True),
             lower_iters=lower_iters,
             lower_tol=lower_tol,
+            lower_average=lower_average,
             patience=patience,
         )
 

@@ -112,6 +112,36 @@ class LowerGraph:
         return product if self._free is None else product * self._free
 
 
+class MeanGraph:
+    """The lower graphs of several batches at one point, seen as one: products are means over the batches.
+
+    Args:
+        graphs: At least one. Value, gradient and random state are those of the first.
+        hessians: Over how many of them Hessian products are averaged; a linear solve has many of these.
+    """
+
+    def __init__(self, graphs: Sequence[LowerGraph], hessians: int):
+        self.graphs = list(graphs)
+        self.hessians = min(hessians, len(self.graphs))
+        self.value, self.grad, self.eps, self.moment = graphs[0].value, graphs[0].grad, graphs[0].eps, graphs[0].moment
+
+    def hessian(self, v: Tensor) -> Tensor:
+        """The mean of ``g_yy v``, a vector like y."""
+        return _mean([graph.hessian(v) for graph in self.graphs[: self.hessians]])
+
+    def mixed(self, v: Tensor) -> Tensor:
+        """The mean of ``g_xy v``, a vector like x."""
+        return _mean([graph.mixed(v) for graph in self.graphs])
+
+    def mixed_transposed(self, d: Tensor) -> Tensor:
+        """The mean of ``g_yx d``, a vector like y."""
+        return _mean([graph.mixed_transposed(d) for graph in self.graphs])
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).mean(0)
+
+
 class Oracle:
     """Every number that the algorithms see of a problem.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from bisls._check import require_argument
 from bisls.bounds import inside
 from bisls.directions.base import Direction, Heading
-from bisls.hypergrad.base import Hypergradient, HypergradientMethod
+from bisls.hypergrad.base import Hypergradient, HypergradientMethod, Several
 from bisls.line import Line
 from bisls.oracle import LowerPoint, Oracle
 from bisls.problem import Bilevel
@@ -24,6 +24,10 @@ from bisls.steps.base import Memory, Step, StepRule
 from bisls.vector import dot, norm
 
 logger = logging.getLogger(__name__)
+
+
+_PARTS = ("direction", "hypergrad", "response", "average")
+FORGET = 0.05  # the least weight of a new lower iterate in the mean
 
 
 class SolverError(RuntimeError):
@@ -78,6 +82,8 @@ class Solver:
         lower_iters: T, lower steps an iteration, at least 1.
         lower_tol: End the lower loop where ||grad_y g|| on its batch is at most this; None runs all T steps. For
             deterministic lower problems.
+        lower_average: Where every lower step has a batch of its own, use the running mean of the lower iterates as y: the
+            hypergradient, the trial points and the parameters see the mean, the lower steps go on from the last iterate.
         patience: How many failed iterations in a row end in an error.
     """
 
@@ -92,6 +98,7 @@ class Solver:
         lower_step: StepRule,
         lower_iters: int = 10,
         lower_tol: float | None = None,
+        lower_average: bool = False,
         patience: int = 20,
     ):
         call = type(self).__name__
@@ -119,13 +126,14 @@ class Solver:
         self.lower_step = lower_step
         self.lower_iters = lower_iters
         self.lower_tol = lower_tol
+        self.lower_average = lower_average
         self.patience = patience
         self.oracle = Oracle(problem)
         self.k = 0
         self._upper_memory = Memory()
         self._lower_memory = Memory()
         self._beta = 0.0  # the last lower step that was accepted
-        self._states: dict[str, State] = {"direction": {}, "hypergrad": {}, "response": {}}
+        self._states: dict[str, State] = {name: {} for name in _PARTS}
         self._failures = 0
         self._last_batch: Any = None  # the previous upper batch judges the step where no other is given
         self._good: tuple[Tensor, Tensor] | None = None  # the last (x, y) at which both levels were finite
@@ -174,10 +182,13 @@ class Solver:
         return replace(record, cost=self.oracle.cost - before)
 
     def _iterate(self, upper_batch: Any, batches: list[Any], step_batch: Any, x: Tensor, y: Tensor) -> Record:
+        several = any(batch is not batches[-1] for batch in batches)
+        averages = self.lower_average and several
         with self.oracle.upper_frozen():
-            loop = self._lower_loop(batches, y)
+            loop = self._lower_loop(batches, self._last_iterate(y) if averages else y, averages)
         y = self.problem.y.read()
-        estimate = self.hypergrad.estimate(self.oracle, upper_batch, batches[-1], self._states["hypergrad"])
+        lower = Several(batches) if several and getattr(self.hypergrad, "spread", None) is not None else batches[-1]
+        estimate = self.hypergrad.estimate(self.oracle, upper_batch, lower, self._states["hypergrad"])
         record = Record(
             k=self.k,
             upper_value=estimate.value,
@@ -231,7 +242,24 @@ class Solver:
             record, alpha=taken, upper_checks=step.checks, upper_status=step.status, linear_status=linear, status=status
         )
 
-    def _lower_loop(self, batches: list[Any], y: Tensor) -> _Loop:
+    def _last_iterate(self, y: Tensor) -> Tensor:
+        """Where the lower steps go on: the last iterate, unless somebody else has moved the parameters since."""
+        state = self._states["average"]
+        if not state or not torch.equal(state["mean"], y):
+            self._states["average"] = {}
+            return y
+        self.problem.y.write_(state["last"])
+        return state["last"]
+
+    def _averaged(self, y: Tensor) -> None:
+        """The last iterate joins the mean; recent ones weigh more, and the mean never forgets more slowly than FORGET."""
+        state = self._states["average"]
+        n = int(state["n"]) + 1 if state else 1
+        weight = max(min(1.0, 4.0 / (n + 3)), FORGET)
+        mean = state["mean"] + weight * (y - state["mean"]) if state else y
+        self._states["average"] = {"last": y, "mean": mean, "n": torch.tensor(n)}
+
+    def _lower_loop(self, batches: list[Any], y: Tensor, averages: bool) -> _Loop:
         """T steps on g from the present y, each along the gradient of its own batch."""
         loop, before = _Loop(), y
         for batch in batches:
@@ -257,6 +285,10 @@ class Solver:
             if not bool(torch.isfinite(y).all()):
                 y, loop.status = before, Status.NON_FINITE
             self.problem.y.write_(y)
+            if averages:
+                self._averaged(y)
+        if self._states["average"]:
+            self.problem.y.write_(self._states["average"]["mean"])
         return loop
 
     def _lower_choose(self, here: LowerPoint, batch: Any, y: Tensor, square: float) -> Step:
@@ -307,12 +339,20 @@ class Solver:
             if not (bool(torch.isfinite(x).all()) and bool(torch.isfinite(y).all())):
                 x, y, taken = scene.x, scene.y, 0.0
         self._write(x, y)
+        average = self._states["average"]
+        if average:  # the mean lies at the y that the response has moved, and the last iterate moves with it
+            self._states["average"] = {
+                **average,
+                "mean": self.problem.y.read(),
+                "last": average["last"] + (y - scene.y),
+            }
         return taken, learnt
 
     def _go_back(self, record: Record) -> Record:
         """The present point is of no use: return to the last good one, and be more careful from there."""
         assert self._good is not None
         self._write(*self._good)
+        self._states["average"] = {}
         self._upper_memory = _shortened(self._upper_memory)
         self._lower_memory = _shortened(self._lower_memory)
         return replace(record, upper_status=Status.NON_FINITE, status=Status.NON_FINITE)
@@ -375,7 +415,16 @@ class Solver:
         self._good = None if good is None else (good[0].clone(), good[1].clone())
 
     def __repr__(self) -> str:
-        parts = ("direction", "response", "hypergrad", "upper_step", "lower_step", "lower_iters", "lower_tol")
+        parts = (
+            "direction",
+            "response",
+            "hypergrad",
+            "upper_step",
+            "lower_step",
+            "lower_iters",
+            "lower_tol",
+            "lower_average",
+        )
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in parts)})"
 
 

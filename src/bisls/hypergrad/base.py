@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bisls.linear.base import State
-from bisls.oracle import LowerGraph, Oracle, UpperPoint
+from bisls.oracle import LowerGraph, MeanGraph, Oracle, UpperPoint
 from bisls.problem import Bilevel
 from bisls.record import Status
 
@@ -38,8 +38,24 @@ class Hypergradient:
     status: Status
     lower_grad_norm: float
     state: State = field(default_factory=dict, repr=False)
-    graph: LowerGraph | None = field(default=None, repr=False)
+    graph: LowerGraph | MeanGraph | None = field(default=None, repr=False)
     upper: UpperPoint | None = field(default=None, repr=False)
+
+
+class Several:
+    """The different batches of one lower loop, the newest last, for methods that look at more than one of them.
+
+    A type of its own, since a single batch may well be a list.
+    """
+
+    def __init__(self, batches: Sequence[Any]):
+        self.batches = list(batches)
+        self._next = len(self.batches)
+
+    def fresh(self) -> Any:
+        """Another of the batches, the newest first, over and over."""
+        self._next = (self._next - 1) % len(self.batches)
+        return self.batches[self._next]
 
 
 class HypergradientMethod(Protocol):
@@ -93,7 +109,9 @@ def hypergradient(problem: Bilevel, upper_batch: Any, lower_batch: Any, method: 
 
 
 def next_batch(batch: Any) -> Any:
-    """A fresh batch where an iterator was given, the same one otherwise."""
+    """A fresh batch where an iterator or several batches were given, the same one otherwise."""
+    if isinstance(batch, Several):
+        return batch.fresh()
     if not isinstance(batch, Iterator):
         return batch
     try:

@@ -13,7 +13,7 @@ from bisls._check import require
 from bisls.line import Line
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
-from bisls.oracle import LowerGraph
+from bisls.oracle import LowerGraph, MeanGraph
 from bisls.response.base import Ray, Scene, State
 from bisls.vector import dot, norm
 
@@ -54,14 +54,16 @@ class Tangent:
         """f_j(x - t d, y + t u) on the batch j that judges the step."""
         oracle, d = scene.oracle, scene.search
         graph = scene.estimate.graph or oracle.lower_graph(scene.lower_batch, scene.here.moment)
-        v = self._pull(scene, graph)
+        first, *others = graph.graphs if isinstance(graph, MeanGraph) else [graph]
+        pull = self._pull(scene, first)
+        v = torch.stack([pull, *(other.mixed_transposed(d) for other in others)]).mean(0) if others else pull
         linear = self.linear or getattr(scene.method, "linear", None) or CG(tol=1e-3)
         solution = linear.solve(graph.hessian, v, state)
         u = solution.z
         if not bool(torch.isfinite(u).all()):
             u = torch.zeros_like(u)
         # what the solve left over; taken now, since the graph holds only until the first trial moves the parameters
-        drift = graph.hessian(u) - v
+        drift = first.hessian(u) - pull
         judge = scene.here if scene.step_batch is scene.upper_batch else oracle.upper(scene.step_batch)
         line = Line(
             judge.value,
@@ -73,7 +75,7 @@ class Tangent:
         return Ray(
             line,
             follow=lambda t: scene.y + t * u,
-            settle=lambda t: self._settle(scene, graph, drift, norm(v), u, t, state.get("checked")),
+            settle=lambda t: self._settle(scene, first, drift, norm(pull), u, t, state.get("checked")),
             state=solution.state,
             status=solution.status,
         )
@@ -94,7 +96,14 @@ class Tangent:
         return graph.mixed_transposed(d)
 
     def _settle(
-        self, scene: Scene, graph: LowerGraph, drift: Tensor, change: float, u: Tensor, t: float, last: Tensor | None
+        self,
+        scene: Scene,
+        graph: LowerGraph,
+        drift: Tensor,
+        change: float,
+        u: Tensor,
+        t: float,
+        last: Tensor | None,
     ) -> tuple[float, State]:
         oracle, y = scene.oracle, scene.oracle.problem.y
         length = norm(scene.search)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 from bisls._check import require
@@ -21,10 +21,14 @@ class Curvature:
     any start: it shortens the trial until the parabola holds, then doubles it for as long as t <= 1/q.
 
     Args:
-        start: Where the first call begins; positive. What it finds hardly depends on it.
+        start: Where the first call begins; positive, or None for the size of the loss over the squared gradient. What it finds
+            hardly depends on it.
         trials: Every one of the first calls measures, this many of them; at least 1.
         every: Afterwards one call in so many does; at least 1.
         recent: The least weight of a new measurement in the mean, in [0, 1]: 0 is the plain mean of all.
+        watch: For iterates that nobody averages: a call whose squared gradient is more than twice that of the call before
+            measures at once; a trial that does not lower the loss is shortened until it does, and believed; and a gradient
+            too small for any trial to show its curvature gives no step.
 
     Examples:
         >>> from bisls.line import Line
@@ -35,13 +39,14 @@ class Curvature:
         True
     """
 
-    start: float = 1.0
+    start: float | None = 1.0
     trials: int = 30
     every: int = 10
     recent: float = 0.0
+    watch: bool = False
 
     def __post_init__(self) -> None:
-        require(self, "start", 0 < self.start < inf, "must be positive and finite")
+        require(self, "start", self.start is None or 0 < self.start < inf, "must be positive and finite, or None")
         require(self, "trials", self.trials >= 1, "must be at least 1")
         require(self, "every", self.every >= 1, "must be at least 1")
         require(self, "recent", 0 <= self.recent <= 1, "must lie in [0, 1]")
@@ -54,23 +59,32 @@ class Curvature:
         if memory.step is None:
             return self._begin(line, memory)
         size = min(memory.step, line.max_step)
-        if memory.k >= self.trials and memory.k % self.every:
+        count, square = memory.extra[0], memory.extra[1] if len(memory.extra) > 1 else inf
+        jumped = self.watch and -line.slope > 2.0 * square
+        memory = replace(memory, extra=(count, -line.slope) if self.watch else (count,))
+        if memory.k >= self.trials and memory.k % self.every and not jumped:
             return Step(size, memory.later())
         q, value = self._measure(line, size)
         if q is None:
             return Step(size, memory.later(), 1, Status.ROUNDING, value)
         # one batch may not halve the mean, nor raise it by more than ten; negative curvature counts as little
-        m, count = 1.0 / memory.step, memory.extra[0] + 1
-        m += max(1.0 / count, self.recent) * (min(max(q, 0.5 * m), 10.0 * m) - m)
-        return Step(min(1.0 / m, line.max_step), Memory(memory.k + 1, 1.0 / m, (count,)), 1)
+        m, weight, checks = 1.0 / (memory.step or size), max(1.0 / (count + 1), self.recent), 1
+        while self.watch and q * size >= 2.0 and checks < 50:
+            size = max(1.0 / q, 0.1 * size)
+            shown, value = self._measure(line, size)
+            q, m, weight, checks = shown or 1.0 / size, 1.0 / size, 1.0, checks + 1
+        m += weight * (min(max(q, 0.5 * m), 10.0 * m) - m)
+        later = replace(memory, k=memory.k + 1, step=1.0 / m, extra=(count + 1, *memory.extra[1:]))
+        return Step(min(1.0 / m, line.max_step), later, checks)
 
     def _begin(self, line: Line, memory: Memory) -> Step:
         # a line without curvature would be followed for ever; no loss that stays above 0 can go on falling beyond this
         limit = min(line.max_step, 4.0 * (abs(line.value) or 1.0) / max(-line.slope, 1e-300), 1e300)
-        t, inside, finite = min(self.start, limit), False, False
+        start = self.start or (abs(line.value) or 1.0) / max(-line.slope, 1e-300)
+        t, inside, finite, shown = min(start, limit), False, False, not self.watch
         for checks in range(1, 101):
             q, value = self._measure(line, t)
-            finite = finite or isfinite(value)
+            finite, shown = finite or isfinite(value), shown or q is not None
             fits = inf if q is None else 1.0 / max(q, 1e-300)
             if not inside and fits < 4 * t:
                 # six, not a power of two: doubling must not come back to 1/q itself, where rounding would decide
@@ -78,6 +92,8 @@ class Curvature:
             elif fits >= t and t < limit:
                 inside, t = True, min(2 * t, limit)
             else:
+                if not shown:
+                    return Step(0.0, memory.later(), checks, Status.ROUNDING)
                 t = t / 2 if fits < t else t
                 return Step(t, Memory(memory.k + 1, t, (1.0,)), checks)
             if t == 0.0:
