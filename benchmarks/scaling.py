@@ -267,9 +267,9 @@ def sizes(quick: bool, tick: Callable[[], None]) -> dict[str, Any]:
         rows = []
         for power in exponents:
             call = [sys.executable, __file__, "--measure", level, str(10**power)]
-            row, memory = (
-                _measured([*call, count], tight) for count, tight in (("3" if quick else "8", False), ("2", True))
-            )
+            row = memory = _measured([*call, "3" if quick else "8"], tight=quick)
+            if not quick:
+                memory = _measured([*call, "2"], tight=True)
             rows.append({**row, "peak_bytes": memory["peak_bytes"], "copies": memory["copies"]})
             tick()
         n, t = np.array([row["n"] for row in rows]), np.array([row["seconds"] for row in rows])

@@ -40,7 +40,7 @@ class BiSLS(Solver):
         lower_step: StepRule | None = None,
         lower_iters: int = 10,
         lower_tol: float | None = None,
-        lower_average: bool = True,
+        lower_average: bool = False,
         alpha: float | None = None,
         beta: float | None = None,
         patience: int = 20,

@@ -251,6 +251,14 @@ class Solver:
         self.problem.y.write_(state["last"])
         return state["last"]
 
+    def _judge_mean(self, here: LowerPoint, batch: Any) -> None:
+        """A mean that is worse than the last iterate, on a batch that neither has seen, lags behind: it begins anew."""
+        state = self._states["average"]
+        if state:
+            self.problem.y.write_(state["mean"])
+            if not self.oracle.lower_value(batch, here.moment) < here.value:
+                self._states["average"] = {}
+
     def _averaged(self, y: Tensor) -> None:
         """The last iterate joins the mean; recent ones weigh more, and the mean never forgets more slowly than FORGET."""
         state = self._states["average"]
@@ -272,6 +280,8 @@ class Solver:
                 loop.status = Status.NON_FINITE
                 break
             loop.value = here.value
+            if averages and batch is batches[-1]:
+                self._judge_mean(here, batch)
             if self.lower_tol is not None and square**0.5 <= self.lower_tol:
                 break
             step = self._lower_choose(here, batch, y, square)

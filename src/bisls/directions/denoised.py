@@ -12,6 +12,8 @@ from bisls._check import require
 from bisls.directions.base import Heading, State
 from bisls.vector import dot
 
+REACH = 0.7  # the bound that noise sets on a step, in units of distance / sqrt(N)
+
 
 @dataclass(frozen=True)
 class Denoised:
@@ -22,7 +24,7 @@ class Denoised:
     that h has in d) and S the sum of ||h||^2:
 
     - the momentum is ``m <- b m + (1 - b) h`` with ``b = N / S``, the share of noise, between 0 and ``most``;
-    - no step goes beyond ``||x - x_0|| / sqrt(N)``: while the gradients agree the distance grows and the bound is wide, where
+    - no step goes beyond ``0.7 ||x - x_0|| / sqrt(N)``: while the gradients agree the distance grows and the bound is wide, where
       they differ by noise it decays as 1 / sqrt(k).
 
     A deterministic problem has N = 0: the direction is the gradient itself (scaled, with ``b2``) and there is no bound.
@@ -80,7 +82,7 @@ class Denoised:
                 more += min(max((own + slope) / share, -size / share), size / share)
                 total += size
             seen = min(max(more, 0.0), total)
-            limit = reached / sqrt(seen) if seen > 0 and reached > 0 else inf
+            limit = REACH * reached / sqrt(seen) if seen > 0 and reached > 0 else inf
             return limit, {**kept, "sums": torch.tensor([more, total, weight, reached], dtype=torch.float64)}
 
         return Heading(d, d, {**kept, "sums": torch.tensor([noise, squares, weight, reached])}, weigh)

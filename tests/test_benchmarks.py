@@ -1,0 +1,94 @@
+"""The benchmark commands run from end to end at their quick size, and write what a reader needs. No test of time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from math import isfinite
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(script: str, out: Path, *arguments: str) -> dict:
+    call = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), *arguments, "--out", str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(call, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads((out / f"{script}.json").read_text())
+    assert found["facts"]["torch"] == torch.__version__
+    assert found["facts"]["python"] == sys.version.split()[0]
+    assert isinstance(found["facts"]["commit"], str)
+    assert found["facts"]["commit"] or not (ROOT / ".git").exists()
+    assert (out / f"{script}.md").read_text().startswith(("|", "#"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def scaling(tmp_path_factory):
+    out = tmp_path_factory.mktemp("scaling")
+    found = run("scaling", out, "--quick")
+    assert (out / "scaling.png").stat().st_size > 1000
+    return found["results"]
+
+
+def test_scaling_counts_what_an_iteration_evaluates(scaling):
+    for row in scaling["overhead"].values():
+        ours, usual = row["BiSLS"], row["Alternating"]
+        assert row["ratio"] > 0
+        assert usual["evaluations"]["lower_gradients"] == 10
+        assert usual["evaluations"]["lower_values"] == usual["evaluations"]["upper_values"] == 0
+        assert ours["evaluations"]["lower_gradients"] >= 10
+        assert ours["evaluations"]["upper_values"] == pytest.approx(ours["upper_checks"])
+        for method in (ours, usual):
+            assert sum(method["shares"].values()) == pytest.approx(1.0)
+            assert min(method["shares"].values()) > -0.01
+    assert scaling["overhead"]["same CG"]["Alternating"]["evaluations"]["hessian_products"] == 10
+
+
+def test_scaling_measures_sizes_and_loops(scaling):
+    for level in ("upper", "lower"):
+        rows = scaling["sizes"][level]["rows"]
+        assert [row["n"] for row in rows] == [10**4, 10**5]
+        assert all(row["seconds"] > 0 and row["peak_bytes"] >= 0 and row["failed"] == 0 for row in rows)
+        assert isfinite(scaling["sizes"][level]["exponent"])
+        # the number of evaluations does not grow with the number of parameters
+        products = [row["evaluations"]["hessian_products"] for row in rows]
+        assert max(products) <= 1.5 * min(products)
+    for name in ("lower_iters", "cg_steps"):
+        assert scaling["loops"][name]["n"] == [2, 4, 8]
+    gradients = [each["lower_gradients"] for each in scaling["loops"]["lower_iters"]["evaluations"]]
+    assert gradients == sorted(gradients)
+    assert gradients[-1] - gradients[0] == pytest.approx(6, abs=2)
+    products = [each["hessian_products"] for each in scaling["loops"]["cg_steps"]["evaluations"]]
+    assert products == sorted(products)
+    assert products[-1] >= products[0] + 6
+
+
+def test_rates_writes_slopes_and_verdicts(tmp_path):
+    arguments = ("--quick", "--theorems", "1", "--jobs", "1")
+    found = run("rates", tmp_path, *arguments)
+    assert found["facts"]["seeds"] == [0, 1]
+    rules = [(row["rule"], row["samples"], row["control"]) for row in found["results"]]
+    assert rules == [
+        ("SPSB", 2, False),
+        ("SPSB", 1, False),
+        ("SLSB", 2, False),
+        ("SLSB", 1, False),
+        ("SPSMax", 1, True),
+    ]
+    for row in found["results"]:
+        assert row["K"][-1] == 2**9
+        assert all(len(values) == len(row["K"]) and min(values) > 0 for values in row["values"])
+        assert -3 < row["slope"] < 1
+        assert row["verdict"] in ("holds", "undecided", "fails")
+    assert (tmp_path / "rates.png").stat().st_size > 1000
+    # the second time all runs are there already
+    before = (tmp_path / "rates.jsonl").read_text()
+    assert run("rates", tmp_path, *arguments)["results"] == found["results"]
+    assert (tmp_path / "rates.jsonl").read_text() == before
