@@ -41,6 +41,7 @@ class BiSLS(Solver):
         lower_iters: int = 10,
         lower_tol: float | None = None,
         lower_average: bool = False,
+        search_every: int = 2,
         alpha: float | None = None,
         beta: float | None = None,
         patience: int = 20,
@@ -49,12 +50,13 @@ class BiSLS(Solver):
             problem,
             direction=direction or Denoised(b2=0.999),
             response=response or Tangent(),
-            hypergrad=hypergrad or Implicit(CG(tol=1e-3, iters=50), spread=1.0),
+            hypergrad=hypergrad or Implicit(CG(tol=1e-3, iters=50), spread=4.0),
             upper_step=upper_step or Armijo(start=alpha, sufficient=0.5, expand=True, uphill=1.0),
-            lower_step=lower_step or Curvature(start=beta, trials=20, every=10, recent=0.05, watch=True),
+            lower_step=lower_step or Curvature(start=beta, trials=20, every=30, recent=0.05, watch=True),
             lower_iters=lower_iters,
             lower_tol=lower_tol,
             lower_average=lower_average,
+            search_every=search_every,
             patience=patience,
         )
 

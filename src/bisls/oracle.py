@@ -68,6 +68,7 @@ class LowerGraph:
     def __init__(self, oracle: Oracle, batch: Any):
         problem = oracle.problem
         self._oracle = oracle
+        self.batch = batch
         self.moment = problem.moment()
         with torch.enable_grad():
             loss = _scalar("lower_loss", problem.lower_loss(batch))

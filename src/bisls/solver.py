@@ -84,6 +84,8 @@ class Solver:
             deterministic lower problems.
         lower_average: Where every lower step has a batch of its own, use the running mean of the lower iterates as y: the
             hypergradient, the trial points and the parameters see the mean, the lower steps go on from the last iterate.
+        search_every: Where an independent batch judges the step, search in one iteration of so many, and take the step found
+            last in the others (within what the direction allows); at least 1. Without noise every iteration searches.
         patience: How many failed iterations in a row end in an error.
     """
 
@@ -99,6 +101,7 @@ class Solver:
         lower_iters: int = 10,
         lower_tol: float | None = None,
         lower_average: bool = False,
+        search_every: int = 1,
         patience: int = 20,
     ):
         call = type(self).__name__
@@ -117,6 +120,8 @@ class Solver:
         require_argument(call, "lower_iters", lower_iters, whole, "must be a whole number, at least 1")
         small = lower_tol is None or 0 <= lower_tol < float("inf")
         require_argument(call, "lower_tol", lower_tol, small, "must be at least 0, or None")
+        often = isinstance(search_every, int) and search_every >= 1
+        require_argument(call, "search_every", search_every, often, "must be a whole number, at least 1")
         require_argument(call, "patience", patience, patience >= 1, "must be at least 1")
         self.problem = problem
         self.direction = direction
@@ -127,6 +132,7 @@ class Solver:
         self.lower_iters = lower_iters
         self.lower_tol = lower_tol
         self.lower_average = lower_average
+        self.search_every = search_every
         self.patience = patience
         self.oracle = Oracle(problem)
         self.k = 0
@@ -210,6 +216,11 @@ class Solver:
         self._states["hypergrad"] = estimate.state
         heading = self.direction.head(estimate.flat, x, self._states["direction"])
         heading = self._inside(heading, estimate, x)
+        # with noise a search says little about one step and much about many: it is made once in so many iterations
+        due = self._upper_memory.step is None or self.k % self.search_every == 0
+        judged = self.response.two_samples and step_batch is not upper_batch
+        rests = judged and not due
+        judged = judged and due
         scene = Scene(
             oracle=self.oracle,
             method=self.hypergrad,
@@ -218,7 +229,7 @@ class Solver:
             x=x,
             y=y,
             upper_batch=upper_batch,
-            step_batch=step_batch if self.response.two_samples else upper_batch,
+            step_batch=step_batch if judged else upper_batch,
             lower_batch=batches[-1],
             beta=self._beta,
             alpha=self._upper_memory.step,
@@ -227,9 +238,9 @@ class Solver:
         ray = self.response.ray(scene, self._states["response"])
         line = replace(ray.line, clock=self.k)
         if heading.weigh is not None:
-            longest, state = heading.weigh(line.slope)
+            longest, state = heading.weigh(None if rests else line.slope)
             line, heading = replace(line, max_step=min(line.max_step, longest)), replace(heading, state=state)
-        step = self.upper_step.choose(line, self._upper_memory)
+        step = _rested(line, self._upper_memory) if rests else self.upper_step.choose(line, self._upper_memory)
         taken, learnt = self._arrive(scene, ray, heading, step)
         self._upper_memory = step.memory
         if 0 < taken < step.size:
@@ -434,8 +445,16 @@ class Solver:
             "lower_iters",
             "lower_tol",
             "lower_average",
+            "search_every",
         )
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in parts)})"
+
+
+def _rested(line: Line, memory: Memory) -> Step:
+    """The remembered step, without a search."""
+    usable = isfinite(line.value) and isfinite(line.slope) and memory.step is not None
+    size = min(memory.step or 0.0, line.max_step) if usable else 0.0
+    return Step(size, memory.later(), status=Status.OK if usable else Status.NON_FINITE)
 
 
 def _shortened(memory: Memory) -> Memory:

@@ -76,9 +76,12 @@ class Denoised:
         reached = max(reached, sqrt(dot(away, away if scale is None else away * scale)))
         share = (1 - b) / weight
 
-        def weigh(slope: float) -> tuple[float, State]:
+        def weigh(slope: float | None) -> tuple[float, State]:
             more, total = noise, squares
-            if isfinite(slope) and isfinite(own) and isfinite(size):
+            if slope is None:  # not judged: it counts like those that were
+                more += noise / squares * size if squares > 0 else 0.0
+                total += size
+            elif isfinite(slope) and isfinite(own) and isfinite(size):
                 more += min(max((own + slope) / share, -size / share), size / share)
                 total += size
             seen = min(max(more, 0.0), total)

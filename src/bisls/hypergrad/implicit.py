@@ -17,7 +17,7 @@ from bisls.oracle import LowerGraph, MeanGraph, Oracle
 from bisls.vector import dot, norm
 
 HESSIANS = 2  # Hessian products are averaged over at most so many batches
-EVERY = 10  # one estimate in so many looks at one batch more than it needs, to see whether it needs it
+EVERY = 20  # one estimate in so many looks at one batch more than it needs, to see whether it needs it
 RECENT = 0.3  # the weight of a new measurement of the spread
 
 

@@ -18,8 +18,8 @@ from bisls.response.base import Ray, Scene, State
 from bisls.vector import dot, norm
 
 DIFFERENCE = 0.1  # the difference that stands for g_yx d is taken over this share of the last step
-TRUSTED = 0.5  # a step whose expected error is below this share of theta is not checked,
-AGE = 5  # but one in so many steps is checked all the same
+TRUSTED = 0.8  # a step no longer than the one compared last, or whose expected error is below this share of theta, is
+AGE = 5  # not compared again, but for one in so many
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Tangent:
         graph = scene.estimate.graph or oracle.lower_graph(scene.lower_batch, scene.here.moment)
         first, *others = graph.graphs if isinstance(graph, MeanGraph) else [graph]
         pull = self._pull(scene, first)
-        v = torch.stack([pull, *(other.mixed_transposed(d) for other in others)]).mean(0) if others else pull
+        v = torch.stack([pull, *(self._pull(scene, other) for other in others)]).mean(0) if others else pull
         linear = self.linear or getattr(scene.method, "linear", None) or CG(tol=1e-3)
         solution = linear.solve(graph.hessian, v, state)
         u = solution.z
@@ -88,7 +88,7 @@ class Tangent:
             x = scene.x - t * d
             if bool(torch.isfinite(x).all()):
                 with problem.x.lent(x), problem.probing(graph.moment):
-                    there = scene.oracle.lower(scene.lower_batch)
+                    there = scene.oracle.lower(graph.batch)
                 change = graph.grad - there.grad
                 # a change at the level of rounding shows nothing; what the gradient is made of may be larger than itself
                 if isfinite(there.value) and norm(change) > 1e3 * there.eps * (norm(graph.grad) + norm(there.grad)):
@@ -109,7 +109,8 @@ class Tangent:
         length = norm(scene.search)
         if last is not None:
             ratio, reached, age = last.tolist()
-            if ratio * t * length / reached <= TRUSTED * self.theta and age < AGE:
+            covered = t * length <= reached or ratio * t * length / reached <= TRUSTED * self.theta
+            if covered and age < AGE:
                 return t, {"checked": torch.tensor([ratio, reached, age + 1], dtype=torch.float64)}
         # a lower gradient at the level of its own rounding can't be compared with anything
         unseen = 8 * torch.finfo(y.dtype).eps * (norm(graph.grad) + t * change)
@@ -120,7 +121,7 @@ class Tangent:
                 oracle.problem.x.write_(x_t)
                 y.write_(y_t)
                 with oracle.problem.probing(graph.moment):
-                    far = norm(oracle.lower(scene.lower_batch).grad - graph.grad - t * drift)
+                    far = norm(oracle.lower(graph.batch).grad - graph.grad - t * drift)
             ratio = far / (t * change) if t * change > 0 else float("inf")
             if far <= max(self.theta * t * change, unseen):
                 known = isfinite(ratio) and t * length > 0

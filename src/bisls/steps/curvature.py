@@ -10,6 +10,8 @@ from bisls.line import Line
 from bisls.record import Status
 from bisls.steps.base import Memory, Step, trouble
 
+FADE = 0.97  # how fast the largest squared gradient of late is forgotten, a call
+
 
 @dataclass(frozen=True)
 class Curvature:
@@ -26,8 +28,8 @@ class Curvature:
         trials: Every one of the first calls measures, this many of them; at least 1.
         every: Afterwards one call in so many does; at least 1.
         recent: The least weight of a new measurement in the mean, in [0, 1]: 0 is the plain mean of all.
-        watch: For iterates that nobody averages: a call whose squared gradient is more than twice that of the call before
-            measures at once; a trial that does not lower the loss is shortened until it does, and believed; and a gradient
+        watch: For iterates that nobody averages: a call whose squared gradient is more than twice the largest of late measures at
+            once; a trial that does not lower the loss is shortened until it does, and believed; and a gradient
             too small for any trial to show its curvature gives no step.
 
     Examples:
@@ -59,9 +61,10 @@ class Curvature:
         if memory.step is None:
             return self._begin(line, memory)
         size = min(memory.step, line.max_step)
-        count, square = memory.extra[0], memory.extra[1] if len(memory.extra) > 1 else inf
-        jumped = self.watch and -line.slope > 2.0 * square
-        memory = replace(memory, extra=(count, -line.slope) if self.watch else (count,))
+        count, peak = memory.extra[0], memory.extra[1] if len(memory.extra) > 1 else inf
+        jumped = self.watch and -line.slope > 2.0 * peak
+        peak = -line.slope if peak == inf else max(-line.slope, FADE * peak)
+        memory = replace(memory, extra=(count, peak) if self.watch else (count,))
         if memory.k >= self.trials and memory.k % self.every and not jumped:
             return Step(size, memory.later())
         q, value = self._measure(line, size)
