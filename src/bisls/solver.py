@@ -238,7 +238,8 @@ class Solver:
         ray = self.response.ray(scene, self._states["response"])
         line = replace(ray.line, clock=self.k)
         if heading.weigh is not None:
-            longest, state = heading.weigh(None if rests else line.slope)
+            own = dot(estimate.flat, heading.search)
+            longest, state = heading.weigh(own, None if rests else -line.slope if judged else own)
             line, heading = replace(line, max_step=min(line.max_step, longest)), replace(heading, state=state)
         step = _rested(line, self._upper_memory) if rests else self.upper_step.choose(line, self._upper_memory)
         taken, learnt = self._arrive(scene, ray, heading, step)

@@ -21,14 +21,15 @@ class Heading:
         search: The direction that the step rule sees; the slope of its line is -<gradient, search>.
         move: The direction that is taken with the step found.
         state: To be given back with the next gradient (tensors, so that it can be saved).
-        weigh: Where the direction learns from the slope that an independent batch gives the line: slope, or None where the line
-            was not judged -> (the longest step that it allows, the state to give back instead of ``state``).
+        weigh: Where the direction learns from an independent batch: (the decrease along ``search`` that its own gradient
+            promises, <h, d>; the one that the other batch sees, or None where none was asked) -> (the longest step that it
+            allows, the state to give back instead of ``state``).
     """
 
     search: Tensor
     move: Tensor
     state: State = field(default_factory=dict)
-    weigh: Callable[[float | None], tuple[float, State]] | None = None
+    weigh: Callable[[float, float | None], tuple[float, State]] | None = None
 
 
 class Direction(Protocol):

@@ -39,7 +39,7 @@ class Denoised:
         >>> import torch
         >>> direction, x = Denoised(), torch.zeros(2)
         >>> first = direction.head(torch.tensor([2.0, 0.0]), x, {})
-        >>> step, state = first.weigh(-1.0)  # own slope -4, judged -1: three quarters of the gradient were noise
+        >>> step, state = first.weigh(4.0, 1.0)  # promised 4, judged 1: three quarters of the gradient were noise
         >>> direction.head(torch.tensor([0.0, 2.0]), x, state).move  # m of the two, with b = 3/4
         tensor([1.5000, 0.5000])
     """
@@ -70,19 +70,18 @@ class Denoised:
             kept["t"] = torch.tensor(t)
             scale = (kept["g"] / (1 - self.b2**t)).sqrt_().add_(self.eps)
         d = m / weight if scale is None else m / weight / scale
-        own = dot(gradient, d)
         size = dot(gradient, gradient if scale is None else gradient / scale)
         away = point - start
         reached = max(reached, sqrt(dot(away, away if scale is None else away * scale)))
         share = (1 - b) / weight
 
-        def weigh(slope: float | None) -> tuple[float, State]:
+        def weigh(own: float, judged: float | None) -> tuple[float, State]:
             more, total = noise, squares
-            if slope is None:  # not judged: it counts like those that were
+            if judged is None:  # not judged: it counts like those that were
                 more += noise / squares * size if squares > 0 else 0.0
                 total += size
-            elif isfinite(slope) and isfinite(own) and isfinite(size):
-                more += min(max((own + slope) / share, -size / share), size / share)
+            elif isfinite(judged) and isfinite(own) and isfinite(size):
+                more += min(max((own - judged) / share, -size / share), size / share)
                 total += size
             seen = min(max(more, 0.0), total)
             limit = REACH * reached / sqrt(seen) if seen > 0 and reached > 0 else inf
