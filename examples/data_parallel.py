@@ -44,7 +44,7 @@ def main() -> None:
     w = torch.zeros(30, dtype=torch.float64, requires_grad=True)  # the model
     problem = bisls.Bilevel(
         upper_loss=lambda batch: log_loss(batch[0] @ w, batch[1]),
-        lower_loss=lambda batch: log_loss(batch[0] @ w, batch[1]) + 0.5 * (x.sigmoid() * w**2).sum(),
+        lower_loss=lambda batch: log_loss(batch[0] @ w, batch[1]) + 0.5 * ((0.1 + x.sigmoid()) * w**2).sum(),
         upper_params=[x],
         lower_params=[w],
     )

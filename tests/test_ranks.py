@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,3 +94,22 @@ def test_two_processes_agree_with_one_on_the_joined_batch():
         expected = train(cls, ROWS[None], wrapped=False)
         assert trained[2 * index] == pytest.approx(expected, rel=1e-8)
         assert trained[2 * index + 1] == pytest.approx(expected, rel=1e-8)
+
+
+def test_a_bilevel_run_under_torchrun_equals_one_process_on_the_joined_batches(tmp_path):
+    """The example script, as its text says to run it."""
+    script, results = str(Path(__file__).parent.parent / "examples" / "data_parallel.py"), {}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for name, launcher in {
+        "one": [sys.executable],
+        "two": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],
+    }.items():
+        command = [*launcher, script, "--steps", "12", "--out", str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+        results[name] = [json.loads(path.read_text()) for path in sorted(tmp_path.glob(f"{name}.*.json"))]
+    (one,), (first, second) = results["one"], results["two"]
+    assert first == second  # every rank has taken the same decisions, to the last bit
+    for key in ("x", "w", "alpha", "beta"):
+        assert one[key] == pytest.approx(first[key], rel=1e-8, abs=1e-10), key
+    assert max(abs(number) for number in one["x"]) > 0.01  # and it has moved
