@@ -83,7 +83,7 @@ class Contest:
 LENET = {"sgd": (1e-3, 1e-2, 1e-1), "adam": (1e-4, 1e-3, 1e-2), "beta": (0.03, 0.3), "slow": True}
 CONTESTS = {
     "penalties": Contest(lambda seed: tasks.logistic_penalties(seed=seed), 200, True),
-    "penalties exp": Contest(lambda seed: tasks.logistic_penalties(penalty=torch.exp, seed=seed), 200, False),
+    "penalties exp": Contest(lambda seed: tasks.logistic_penalties(penalty=torch.exp, seed=seed), 200, True),
     "ridge exp": Contest(lambda seed: tasks.ridge_penalties(seed=seed), 200, False),
     "cleaning digits": Contest(small_digits, 250, True),
     "cleaning fashion": Contest(

@@ -9,6 +9,7 @@ from bisls.directions.denoised import Denoised
 from bisls.directions.steepest import Steepest
 from bisls.hypergrad.base import HypergradientMethod
 from bisls.hypergrad.implicit import Implicit
+from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
 from bisls.problem import Bilevel
 from bisls.response.base import Response
@@ -50,6 +51,7 @@ class BiSLS(Solver):
         lower_tol: End a lower loop where its gradient norm is at most this; None runs all T steps.
         lower_average: Use the running mean of the lower iterates as y where the lower data are batches.
         search_every: With noise, search in one iteration of so many.
+        polish: Follows a lower loop that leaves y behind, where the lower data are one batch, by a Newton step.
         alpha: Where the first upper search begins; None finds it from the loss and its slope. The result hardly depends on it.
         beta: The same below.
         patience: How many iterations in a row may fail before `SolverError`.
@@ -84,6 +86,7 @@ class BiSLS(Solver):
         lower_tol: float | None = None,
         lower_average: bool = False,
         search_every: int = 2,
+        polish: LinearSolver | None = CG(tol=1e-2, iters=50),  # noqa: B008 - frozen
         alpha: float | None = None,
         beta: float | None = None,
         patience: int = 20,
@@ -99,6 +102,7 @@ class BiSLS(Solver):
             lower_tol=lower_tol,
             lower_average=lower_average,
             search_every=search_every,
+            polish=polish,
             patience=patience,
         )
 

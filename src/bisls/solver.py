@@ -16,6 +16,7 @@ from bisls.bounds import inside
 from bisls.directions.base import Direction, Heading
 from bisls.hypergrad.base import Hypergradient, HypergradientMethod, Several
 from bisls.line import Line
+from bisls.linear.base import LinearSolver
 from bisls.oracle import LowerPoint, Oracle
 from bisls.problem import Bilevel
 from bisls.record import Record, Status, worst
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 _PARTS = ("direction", "hypergrad", "response", "average")
+BEHIND = 0.1  # a lower loop that leaves more than this share of its gradient has not solved the lower problem
 FORGET = 0.05  # the least weight of a new lower iterate in the mean
 
 
@@ -51,6 +53,8 @@ class _Loop:
     checks: int = 0
     steps: int = 0
     status: Status = Status.OK
+    first: float = 0.0  # the gradient norm at its beginning
+    last: float = 0.0  # and before its last step
 
 
 class Solver:
@@ -86,6 +90,8 @@ class Solver:
             hypergradient, the trial points and the parameters see the mean, the lower steps go on from the last iterate.
         search_every: Where an independent batch judges the step, search in one iteration of so many, and take the step found
             last in the others (within what the direction allows); at least 1. Without noise every iteration searches.
+        polish: Where the lower data are one batch and the lower loop has not brought its gradient below a tenth of what it was,
+            a Newton step by this linear solver follows, if it lowers g. None: never.
         patience: How many failed iterations in a row end in an error.
     """
 
@@ -102,6 +108,7 @@ class Solver:
         lower_tol: float | None = None,
         lower_average: bool = False,
         search_every: int = 1,
+        polish: LinearSolver | None = None,
         patience: int = 20,
     ):
         call = type(self).__name__
@@ -133,6 +140,7 @@ class Solver:
         self.lower_tol = lower_tol
         self.lower_average = lower_average
         self.search_every = search_every
+        self.polish = polish
         self.patience = patience
         self.oracle = Oracle(problem)
         self.k = 0
@@ -192,6 +200,8 @@ class Solver:
         averages = self.lower_average and several
         with self.oracle.upper_frozen():
             loop = self._lower_loop(batches, self._last_iterate(y) if averages else y, averages)
+        if self.polish is not None and not several and loop.last > BEHIND * loop.first:
+            loop.checks += self._polish(self.polish, batches[-1])
         y = self.problem.y.read()
         lower = Several(batches) if several and getattr(self.hypergrad, "spread", None) is not None else batches[-1]
         estimate = self.hypergrad.estimate(self.oracle, upper_batch, lower, self._states["hypergrad"])
@@ -291,7 +301,8 @@ class Solver:
                 self._lower_memory = _shortened(self._lower_memory)
                 loop.status = Status.NON_FINITE
                 break
-            loop.value = here.value
+            loop.value, loop.last = here.value, square**0.5
+            loop.first = loop.first or loop.last
             if averages and batch is batches[-1]:
                 self._judge_mean(here, batch)
             if self.lower_tol is not None and square**0.5 <= self.lower_tol:
@@ -312,6 +323,19 @@ class Solver:
         if self._states["average"]:
             self.problem.y.write_(self._states["average"]["mean"])
         return loop
+
+    def _polish(self, linear: LinearSolver, batch: Any) -> int:
+        """One Newton step on g, if it lowers g: the lower loop has left y too far behind. Returns the checks made."""
+        graph = self.oracle.lower_graph(batch)
+        step = linear.solve(graph.hessian, graph.grad, {}).z
+        before = self.problem.y.read()
+        y = self._lower_point(before, step, 1.0)
+        if not bool(torch.isfinite(y).all()):
+            return 0
+        self.problem.y.write_(y)
+        if not self.oracle.lower_value(batch, graph.moment) < graph.value:
+            self.problem.y.write_(before)
+        return 1
 
     def _lower_choose(self, here: LowerPoint, batch: Any, y: Tensor, square: float) -> Step:
         def at(t: float) -> float:
@@ -447,6 +471,7 @@ class Solver:
             "lower_tol",
             "lower_average",
             "search_every",
+            "polish",
         )
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in parts)})"
 
