@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test lint docs bench regret scaling rates clean
 
 demo: .venv/.cli  ## solve a bi-level problem with no learning rates beside a grid of Adam; table and plot into out/
 	$(BIN)/bisls demo --out out
@@ -21,6 +21,15 @@ docs: .venv/.dev  ## the documentation, strictly, into site/
 
 bench: .venv/.bench  ## the step-size optimisers beside their peers, table into out/
 	$(BIN)/python benchmarks/optimisers.py --out out
+
+regret: .venv/.cli  ## the untuned default over the best of a tuned grid, for every task (about an hour and a half)
+	$(BIN)/python benchmarks/regret.py --out out
+
+scaling: .venv/.cli  ## overhead beside Adam, cost and memory against the number of parameters
+	$(BIN)/python benchmarks/scaling.py --out out
+
+rates: .venv/.cli  ## measured rates against the theorems
+	$(BIN)/python benchmarks/rates.py --out out
 
 clean:  ## remove everything that make made
 	rm -rf .venv out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -251,7 +251,7 @@ def test_one_batch_after_several_is_solved_all_the_same():
 def test_an_iterate_whose_loss_is_not_finite_does_not_end_the_run():
     problem, _, y = noisy(noise=1.0)
     loss = problem.lower_loss
-    problem.lower_loss = lambda b: loss(b) * (float("nan") if y.detach().norm() > 20 else 1.0)
+    problem.lower_loss = lambda b: loss(b) * (float("nan") if y.detach().norm() > 30 else 1.0)
     solver, batches = averaging(problem, lower_iters=10), drawn(200, 4)
     for k in range(6):
         solver.step(batches[0], list(batches[10 * k : 10 * k + 10]))
