@@ -509,6 +509,7 @@ def test_warm_linear_solves_need_fewer_products():
             upper_step=bisls.Constant(1e-5),
             response=bisls.Frozen(),
             direction=bisls.Steepest(),
+            polish=None,
         )
         return sum(solver.step(None, None).cost.hessian_products for _ in range(10))
 
