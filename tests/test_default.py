@@ -84,7 +84,6 @@ def test_batches_that_agree_are_looked_at_one_at_a_time_but_for_a_glance():
     assert 2 <= graphs.count(2) - 1 <= 3  # one in EVERY = 20 looks at one more
 
 
-@pytest.mark.xfail(strict=True, reason="a variance of exactly 0 is taken for one that was never measured")
 def test_batches_that_are_equal_are_looked_at_one_at_a_time():
     problem, _, _ = noisy()
     batches = [torch.zeros(4, dtype=torch.float64) for _ in range(4)]
@@ -237,7 +236,6 @@ def test_one_batch_for_all_lower_steps_is_not_averaged():
     assert torch.autograd.grad(problem.lower_loss(batch), y)[0].norm() < 1e-2
 
 
-@pytest.mark.xfail(strict=True, reason="the old mean is written over what the lower loop has found")
 def test_one_batch_after_several_is_solved_all_the_same():
     problem, _, y = noisy()
     solver, batches = averaging(problem, lower_iters=10), drawn(10, 4)
@@ -247,7 +245,6 @@ def test_one_batch_after_several_is_solved_all_the_same():
     assert not torch.equal(before, y)
 
 
-@pytest.mark.xfail(strict=True, reason="the last iterate stays beyond the wall, and every loop begins there")
 def test_an_iterate_whose_loss_is_not_finite_does_not_end_the_run():
     problem, _, y = noisy(noise=1.0)
     loss = problem.lower_loss
@@ -298,7 +295,6 @@ def test_a_saved_state_goes_on_bit_for_bit_with_batches(name, given, cut):
     assert records(cut) == records(None)
 
 
-@pytest.mark.xfail(strict=True, reason="the batch read back is another object, and is taken for an independent one")
 @pytest.mark.parametrize("cut", [5, 7])
 def test_a_saved_state_goes_on_bit_for_bit_without_noise(cut):
     def records(cut: int | None):
@@ -329,7 +325,6 @@ def test_trial_points_stay_inside_the_box_once_a_step_is_known():
     assert not outside
 
 
-@pytest.mark.xfail(strict=True, reason="the ray is bent for a shorter reach than it is followed")
 def test_trial_points_of_the_first_search_stay_inside_the_box():
     solver, outside = boxed()
     solver.step(None, None)
@@ -457,7 +452,6 @@ def test_lent_values_come_back_after_an_exception(error):
 # --- lower losses that pass through 0
 
 
-@pytest.mark.xfail(strict=True, reason="4 |g(0)| / |g'(0)|^2 says nothing of the curvature where g may be negative")
 @pytest.mark.parametrize("beta", [None, 1.0])
 def test_a_lower_loss_that_is_zero_at_the_start_and_negative_below_is_solved(beta):
     x = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)

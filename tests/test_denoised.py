@@ -238,7 +238,6 @@ def ray(curvature: torch.Tensor, y: torch.Tensor, least: float = 0.0) -> tuple[L
 CURVATURE = torch.tensor([1.0, 4.0, 10.0], dtype=torch.float64)
 
 
-@pytest.mark.xfail(strict=True, reason="the search ends at the shortest step that can be seen, 1e7 times 1/curvature")
 def test_a_gradient_at_the_level_of_rounding_gives_no_step_and_is_not_remembered():
     rule = Curvature(start=None, watch=True)
     line, _ = ray(CURVATURE, 1e-12 * X0, least=1.0)

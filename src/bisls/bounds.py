@@ -78,4 +78,7 @@ def inside(bounds: Bounds | None, point: Tensor, direction: Tensor, reach: float
     """
     if bounds is None:
         return direction
-    return (point - bounds.project(point - reach * direction, vector)) / reach
+    target = point - reach * direction
+    nearest = bounds.project(target, vector)
+    # where nothing is in the way the direction itself, not a difference that rounding may swallow
+    return torch.where(nearest == target, direction, (point - nearest) / reach)

@@ -227,6 +227,14 @@ class Oracle:
             for tensor in frozen:
                 tensor.requires_grad_(True)
 
+    def anywhere(self, here: bool) -> bool:
+        """Whether it holds on any rank: what differs from rank to rank must be decided together."""
+        if _world() == 1:
+            return here
+        flag = torch.tensor(float(here), device=self.problem.y.device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag)
+
     def draw(self, n: int) -> int:
         """A whole number uniform on 0 .. n - 1 from torch's generator, the same on every rank."""
         number = torch.randint(n, (1,))

@@ -64,7 +64,7 @@ _ADVICE = {
         "The slope may not belong to the loss (noise, a gradient of another batch), or the start was far too long"
     ),
     Status.NOT_DESCENT: (
-        "the direction does not descend on this batch, so no step was taken. Expected now and then with noise; "
+        "the direction does not descend on the batch that judges it, so there was no search. Expected now and then with noise; "
         "if it persists, check the gradient"
     ),
     Status.NON_FINITE: (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from typing import Any
 
 import torch
@@ -149,6 +149,7 @@ class Solver:
         self._beta = 0.0  # the last lower step that was accepted
         self._states: dict[str, State] = {name: {} for name in _PARTS}
         self._failures = 0
+        self._loaded = False
         self._last_batch: Any = None  # the previous upper batch judges the step where no other is given
         self._good: tuple[Tensor, Tensor] | None = None  # the last (x, y) at which both levels were finite
 
@@ -171,6 +172,8 @@ class Solver:
         given = step_batch is not None
         if not given:
             step_batch = upper_batch if self._last_batch is None else self._last_batch
+            if self._loaded and _equal(step_batch, upper_batch):
+                step_batch = upper_batch  # one batch for all iterations, read back as another object
         before = self.oracle.cost.copy()
         x, y = self.problem.x.read(), self.problem.y.read()
         if self._good is None:
@@ -184,8 +187,9 @@ class Solver:
             raise
         # a batch with bad numbers in it must not judge the next step as well
         keep = self.response.two_samples and not given and record.upper_status is not Status.NON_FINITE
-        self._last_batch = upper_batch if keep else None
+        self._last_batch, self._loaded = upper_batch if keep else None, False
         self.k += 1
+        record = replace(record, cost=self.oracle.cost - before)
         self._failures = self._failures + 1 if Status.NON_FINITE in (record.upper_status, record.lower_status) else 0
         if self._failures >= self.patience:
             raise SolverError(
@@ -193,14 +197,16 @@ class Solver:
                 f"{record.advice}. The parameters are at the last point where both losses were finite.",
                 record,
             )
-        return replace(record, cost=self.oracle.cost - before)
+        return record
 
     def _iterate(self, upper_batch: Any, batches: list[Any], step_batch: Any, x: Tensor, y: Tensor) -> Record:
-        several = any(batch is not batches[-1] for batch in batches)
+        several = self.oracle.anywhere(any(batch is not batches[-1] for batch in batches))
         averages = self.lower_average and several
+        if not averages:
+            self._states["average"] = {}
         with self.oracle.upper_frozen():
             loop = self._lower_loop(batches, self._last_iterate(y) if averages else y, averages)
-        if self.polish is not None and not several and loop.last > BEHIND * loop.first:
+        if self.polish is not None and not several and self._behind(loop):
             loop.checks += self._polish(self.polish, batches[-1])
         y = self.problem.y.read()
         lower = Several(batches) if several and getattr(self.hypergrad, "spread", None) is not None else batches[-1]
@@ -220,17 +226,22 @@ class Solver:
             lower_status=loop.status,
             linear_status=estimate.status,
         )
+        if estimate.graph is not None and not (isfinite(record.lower_value) and isfinite(record.lower_grad_norm)):
+            return self._go_back(replace(record, lower_status=Status.NON_FINITE))
         if not (isfinite(estimate.value) and isfinite(record.hypergrad_norm)):
             return self._go_back(record)
         self._good = (x, y)
         self._states["hypergrad"] = estimate.state
         heading = self.direction.head(estimate.flat, x, self._states["direction"])
-        heading = self._inside(heading, estimate, x)
+        reach = inf if self.problem.upper_bounds is None else self._reach(estimate, heading.search)
+        heading = self._inside(heading, reach, x)
         # with noise a search says little about one step and much about many: it is made once in so many iterations
         due = self._upper_memory.step is None or self.k % self.search_every == 0
-        judged = self.response.two_samples and step_batch is not upper_batch
-        rests = judged and not due
-        judged = judged and due
+        judged = self.response.two_samples and self.oracle.anywhere(step_batch is not upper_batch)
+        # a rule that only looks at value and slope has nothing to rest from
+        rest = getattr(self.upper_step, "rest", None)
+        rests = judged and not due and rest is not None
+        judged = judged and not rests
         scene = Scene(
             oracle=self.oracle,
             method=self.hypergrad,
@@ -240,10 +251,11 @@ class Solver:
             y=y,
             upper_batch=upper_batch,
             step_batch=step_batch if judged else upper_batch,
+            judged=judged,
             lower_batch=batches[-1],
             beta=self._beta,
             alpha=self._upper_memory.step,
-            max_step=float("inf") if self.problem.upper_bounds is None else self._reach(estimate, heading.search),
+            max_step=reach,
         )
         ray = self.response.ray(scene, self._states["response"])
         line = replace(ray.line, clock=self.k)
@@ -251,7 +263,7 @@ class Solver:
             own = dot(estimate.flat, heading.search)
             longest, state = heading.weigh(own, None if rests else -line.slope if judged else own)
             line, heading = replace(line, max_step=min(line.max_step, longest)), replace(heading, state=state)
-        step = _rested(line, self._upper_memory) if rests else self.upper_step.choose(line, self._upper_memory)
+        step = (rest if rests and rest else self.upper_step.choose)(line, self._upper_memory)
         taken, learnt = self._arrive(scene, ray, heading, step)
         self._upper_memory = step.memory
         if 0 < taken < step.size:
@@ -297,7 +309,8 @@ class Solver:
             square = dot(here.grad, here.grad)
             if not (isfinite(here.value) and isfinite(square)):
                 # the step before led here, or the batch is bad: back to where the loss was finite
-                self.problem.y.write_(before)
+                self.problem.y.write_(self._states["average"]["mean"] if self._states["average"] else before)
+                self._states["average"] = {}  # the last iterate is of no use: the next loop begins at the mean
                 self._lower_memory = _shortened(self._lower_memory)
                 loop.status = Status.NON_FINITE
                 break
@@ -305,6 +318,7 @@ class Solver:
             loop.first = loop.first or loop.last
             if averages and batch is batches[-1]:
                 self._judge_mean(here, batch)
+                self.problem.y.write_(y)
             if self.lower_tol is not None and square**0.5 <= self.lower_tol:
                 break
             step = self._lower_choose(here, batch, y, square)
@@ -323,6 +337,12 @@ class Solver:
         if self._states["average"]:
             self.problem.y.write_(self._states["average"]["mean"])
         return loop
+
+    def _behind(self, loop: _Loop) -> bool:
+        """Whether the lower loop has done its steps and left too much of its gradient."""
+        if loop.status in (Status.NON_FINITE, Status.ROUNDING) or loop.steps < self.lower_iters:
+            return False
+        return loop.last > BEHIND * loop.first
 
     def _polish(self, linear: LinearSolver, batch: Any) -> int:
         """One Newton step on g, if it lowers g: the lower loop has left y too far behind. Returns the checks made."""
@@ -354,12 +374,11 @@ class Solver:
         bounds = self.problem.lower_bounds
         return point if bounds is None else bounds.project(point, self.problem.y)
 
-    def _inside(self, heading: Heading, estimate: Hypergradient, x: Tensor) -> Heading:
+    def _inside(self, heading: Heading, reach: float, x: Tensor) -> Heading:
         """The heading bent so that its ray stays inside the bounds of x."""
         bounds = self.problem.upper_bounds
         if bounds is None:
             return heading
-        reach = self._reach(estimate, heading.search)
         search = inside(bounds, x, heading.search, reach, self.problem.x)
         move = search if heading.move is heading.search else inside(bounds, x, heading.move, reach, self.problem.x)
         return replace(heading, search=search, move=move)
@@ -455,9 +474,10 @@ class Solver:
         self.k = int(state["k"])
         self._upper_memory, self._lower_memory = upper, lower
         self._beta = float(state["beta"])
-        self._states = {name: {key: t.clone() for key, t in part.items()} for name, part in state["states"].items()}
+        states = {name: state["states"].get(name, {}) for name in _PARTS}
+        self._states = {name: {key: t.clone() for key, t in part.items()} for name, part in states.items()}
         self._failures = int(state["failures"])
-        self._last_batch = state["last_batch"]
+        self._last_batch, self._loaded = state["last_batch"], True
         self._good = None if good is None else (good[0].clone(), good[1].clone())
 
     def __repr__(self) -> str:
@@ -476,13 +496,6 @@ class Solver:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in parts)})"
 
 
-def _rested(line: Line, memory: Memory) -> Step:
-    """The remembered step, without a search."""
-    usable = isfinite(line.value) and isfinite(line.slope) and memory.step is not None
-    size = min(memory.step or 0.0, line.max_step) if usable else 0.0
-    return Step(size, memory.later(), status=Status.OK if usable else Status.NON_FINITE)
-
-
 def _shortened(memory: Memory) -> Memory:
     return memory if memory.step is None else replace(memory, step=0.1 * memory.step)
 
@@ -493,6 +506,18 @@ def _packed(memory: Memory) -> dict[str, Any]:
 
 def _unpacked(state: Mapping[str, Any]) -> Memory:
     return Memory(int(state["k"]), state["step"], tuple(state["extra"]))
+
+
+def _equal(one: Any, two: Any) -> bool:
+    """Whether two plain batches hold the same numbers."""
+    if isinstance(one, Tensor):
+        return isinstance(two, Tensor) and one.dtype == two.dtype and torch.equal(one, two.to(one.device))
+    if isinstance(one, Mapping):
+        return isinstance(two, Mapping) and one.keys() == two.keys() and all(_equal(one[k], two[k]) for k in one)
+    if isinstance(one, list | tuple):
+        same = isinstance(two, list | tuple) and len(one) == len(two)
+        return same and all(_equal(a, b) for a, b in zip(one, two, strict=True))
+    return not isinstance(two, Tensor) and bool(one == two)
 
 
 def _plain(batch: Any) -> bool:

@@ -87,4 +87,6 @@ class Denoised:
             limit = REACH * reached / sqrt(seen) if seen > 0 and reached > 0 else inf
             return limit, {**kept, "sums": torch.tensor([more, total, weight, reached], dtype=torch.float64)}
 
-        return Heading(d, d, {**kept, "sums": torch.tensor([noise, squares, weight, reached])}, weigh)
+        return Heading(
+            d, d, {**kept, "sums": torch.tensor([noise, squares, weight, reached], dtype=torch.float64)}, weigh
+        )

@@ -72,7 +72,7 @@ class Implicit:
         most = len(several.batches)
         # V, ||h||^2 without the noise, how many batches to look at, and how many estimates ago that was measured
         variance, square, wanted, age = state["spread"].tolist() if "spread" in state else (0.0, 0.0, 2.0, 0.0)
-        m = min(max(int(wanted), 2 if age + 1 >= EVERY or not variance else 1), most)
+        m = min(max(int(wanted), 2 if age + 1 >= EVERY or "spread" not in state else 1), most)
         graphs: list[LowerGraph] = [oracle.lower_graph(several.fresh()) for _ in range(m)]
         mean = MeanGraph(graphs, HESSIANS)
         rest = {name: tensor for name, tensor in state.items() if name != "spread"}
@@ -83,10 +83,10 @@ class Implicit:
         if m > 1:
             seen = sum(dot(own - pull, own - pull) for own in pulls) / (m - 1)
             clean = dot(flat, flat) - seen / m
-            weight = RECENT if variance else 1.0
+            weight = RECENT if "spread" in state else 1.0
             variance, square = variance + weight * (seen - variance), square + weight * (clean - square)
             enough = variance / (self.spread * square) if square > 0 else float(most)  # type: ignore[operator]
-            wanted, age = float(min(max(ceil(enough - 1e-9), 1), most)), 0.0
+            wanted, age = float(min(max(ceil(min(enough, most) - 1e-9), 1), most)), 0.0
         kept = torch.tensor([variance, square, wanted, age + 1], dtype=torch.float64)
         graph = mean if m > 1 else graphs[0]
         return Hypergradient(

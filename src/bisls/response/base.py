@@ -50,6 +50,12 @@ class Scene:
     beta: float
     alpha: float | None
     max_step: float
+    judged: bool | None = None
+
+    @property
+    def independent(self) -> bool:
+        """Whether another batch judges the step; with several processes, on any of them."""
+        return self.step_batch is not self.upper_batch if self.judged is None else self.judged
 
     @cached_property
     def here(self) -> UpperPoint:

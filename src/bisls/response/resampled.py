@@ -22,7 +22,7 @@ class Resampled:
     def ray(self, scene: Scene, state: State) -> Ray:
         """The value and the squared norm that the independent batch gives."""
         estimate = scene.estimate
-        if scene.step_batch is not scene.upper_batch:
+        if scene.independent:
             estimate = scene.method.estimate(scene.oracle, scene.step_batch, scene.lower_batch, state)
         line = Line(
             estimate.value,

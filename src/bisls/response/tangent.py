@@ -64,7 +64,7 @@ class Tangent:
             u = torch.zeros_like(u)
         # what the solve left over; taken now, since the graph holds only until the first trial moves the parameters
         drift = first.hessian(u) - pull
-        judge = scene.here if scene.step_batch is scene.upper_batch else oracle.upper(scene.step_batch)
+        judge = oracle.upper(scene.step_batch) if scene.independent else scene.here
         line = Line(
             judge.value,
             -dot(judge.grad_x, d) + dot(judge.grad_y, u),
@@ -107,6 +107,8 @@ class Tangent:
     ) -> tuple[float, State]:
         oracle, y = scene.oracle, scene.oracle.problem.y
         length = norm(scene.search)
+        if change == 0.0:  # y does not respond: nothing is predicted
+            return t, {}
         if last is not None:
             ratio, reached, age = last.tolist()
             covered = t * length <= reached or ratio * t * length / reached <= TRUSTED * self.theta

@@ -232,6 +232,13 @@ class Armijo:
             later = replace(later, extra=(t,))
         return Step(best, later, checks, status, lowest if best > 0 else None)
 
+    def rest(self, line: Line, memory: Memory) -> Step:
+        """The remembered step, without a search, under today's ceiling."""
+        if memory.step is None or not (isfinite(line.value) and isfinite(line.slope)):
+            return Step(0.0, memory.later(), status=Status.NON_FINITE)
+        limit = min(line.max_step, bound_at(self.max_step, clock(line, memory)))
+        return Step(min(memory.step, limit), memory.later())
+
     def _expanded(self, line: Line, t: float, value: float, limit: float) -> tuple[float, float, int]:
         """Double a step that passed for as long as the test holds and the loss falls."""
         for checks in range(2, 100):

@@ -82,7 +82,8 @@ class Curvature:
 
     def _begin(self, line: Line, memory: Memory) -> Step:
         # a line without curvature would be followed for ever; no loss that stays above 0 can go on falling beyond this
-        limit = min(line.max_step, 4.0 * (abs(line.value) or 1.0) / max(-line.slope, 1e-300), 1e300)
+        most = min(line.max_step, 1e300)
+        limit = min(most, 4.0 * (abs(line.value) or 1.0) / max(-line.slope, 1e-300))
         start = self.start or (abs(line.value) or 1.0) / max(-line.slope, 1e-300)
         t, inside, finite, shown = min(start, limit), False, False, not self.watch
         for checks in range(1, 101):
@@ -94,14 +95,23 @@ class Curvature:
                 t = max(min(fits, t) / 6, t / 100)
             elif fits >= t and t < limit:
                 inside, t = True, min(2 * t, limit)
+            elif fits >= t and q is not None and limit < most and self._bends(line, t, value):
+                # a loss that falls below 0: there is curvature, so doubling has an end
+                inside, limit = True, min(1e3 * limit, most)
+                t = min(2 * t, limit)
             else:
-                if not shown:
+                hidden = self.watch and fits < t / 2 and -line.slope * t / 2 <= 2 * line.rounding
+                if not shown or hidden:
                     return Step(0.0, memory.later(), checks, Status.ROUNDING)
                 t = t / 2 if fits < t else t
                 return Step(t, Memory(memory.k + 1, t, (1.0,)), checks)
             if t == 0.0:
                 break
         return Step(0.0, memory.later(), checks, Status.CAPPED if finite else Status.NON_FINITE)
+
+    def _bends(self, line: Line, t: float, value: float) -> bool:
+        """Whether the value at t shows an upward curvature above its rounding."""
+        return value - line.value - t * line.slope > 8.0 * line.eps * max(abs(value), abs(line.value))
 
     def _measure(self, line: Line, t: float) -> tuple[float | None, float]:
         """The curvature that a trial at t shows, None where rounding hides it, and the value there."""
