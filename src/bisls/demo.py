@@ -24,7 +24,7 @@ from bisls.tasks import Task, logistic_penalties
 
 ALPHAS = (0.01, 0.1, 1.0)
 BETAS = (0.02, 0.2, 2.0)
-EVERY = 10
+EVERY = 20
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,13 @@ class Run:
 
 def run_demo(out: Path, steps: int, seed: int, console: Console) -> Path:
     """Run all, print the table, save the plot; the path of the plot comes back."""
+    torch.set_num_threads(1)  # small problems: more threads would only wait for each other
     out.mkdir(parents=True, exist_ok=True)  # before the work, so that a folder that can't be written is said at once
     makers: dict[str, Callable[[Task], Solver]] = {
         "bisls BiSLS (nothing set)": lambda task: BiSLS(task.problem, lower_iters=task.lower_iters)
     }
     for alpha, beta in product(ALPHAS, BETAS):
-        makers[f"Adam {alpha:g}, lower step {beta:g}"] = lambda task, a=alpha, b=beta: Alternating(  # type: ignore[misc]
+        makers[f"Adam {alpha:g} / {beta:g}"] = lambda task, a=alpha, b=beta: Alternating(  # type: ignore[misc]
             task.problem, upper_step=Constant(a), lower_step=Constant(b), lower_iters=task.lower_iters
         )
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -62,9 +63,10 @@ def run_demo(out: Path, steps: int, seed: int, console: Console) -> Path:
     best = min(runs[1:], key=lambda run: run.last)
     table = Table(
         title=f"30 penalties of a logistic regression (breast cancer, scikit-learn), {steps} upper iterations; "
-        f"F at the start {runs[0].values[0]:.4f}"
+        f"F at the start {runs[0].values[0]:.4f}. Adam's two numbers: its step / the lower step",
+        caption="checks: trial points an iteration, both levels together",
     )
-    for column in ("method", "F at the end", "checks an iteration", ""):
+    for column in ("method", "F at the end", "checks", ""):
         table.add_column(column, justify="left" if column in ("method", "") else "right")
     for run in runs:
         style = "bold" if run is runs[0] else "green" if run is best else None
