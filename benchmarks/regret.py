@@ -87,7 +87,8 @@ CONTESTS = {
     "ridge exp": Contest(lambda seed: tasks.ridge_penalties(seed=seed), 200, False),
     "cleaning digits": Contest(small_digits, 250, True, slow=True),
     "cleaning fashion": Contest(
-        lambda seed: tasks.cleaning(*idx("fashion-mnist"), train=5000, validation=2000, seed=seed), 200, False, "fashion-mnist", slow=True
+        lambda seed: tasks.cleaning(*idx("fashion-mnist"), train=5000, validation=2000, seed=seed),
+        200, False, "fashion-mnist", slow=True,
     ),
     "distillation 10": Contest(lambda seed: tasks.distillation(*idx("mnist"), batch_size=10, seed=seed), 300, True, "mnist"),
     "distillation 100": Contest(lambda seed: tasks.distillation(*idx("mnist"), batch_size=100, seed=seed), 300, True, "mnist"),
