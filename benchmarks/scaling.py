@@ -130,8 +130,10 @@ def overhead(quick: bool, tick: Callable[[], None]) -> dict[str, Any]:
     results = {}
     for name, hypergrad in (("same CG", CG10), ("defaults", None)):
         ours = Runner(representation(quick, batch), lambda p, h=hypergrad: bisls.BiSLS(p, hypergrad=h, lower_iters=10))
+        steps = {"upper_step": bisls.Constant(1e-5), "lower_step": bisls.Constant(1e-3)}  # short enough not to diverge
         usual = Runner(
-            representation(quick, batch), lambda p, h=hypergrad: bisls.Alternating(p, hypergrad=h, lower_iters=10)
+            representation(quick, batch),
+            lambda p, h=hypergrad: bisls.Alternating(p, hypergrad=h, lower_iters=10, **steps),
         )
         for runner in (ours, usual):
             for _ in range(warm):
