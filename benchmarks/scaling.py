@@ -44,6 +44,7 @@ import bisls
 from bisls import tasks
 
 CG10 = bisls.Implicit(bisls.CG(iters=10, tol=0.0))
+SHORT = {"upper_step": bisls.Constant(1e-5), "lower_step": bisls.Constant(1e-3)}  # steps that do not diverge
 PARTS = ("overhead", "sizes", "loops")
 BLOCKS = 10  # the small level of the problems for sizes has so many numbers
 
@@ -130,10 +131,9 @@ def overhead(quick: bool, tick: Callable[[], None]) -> dict[str, Any]:
     results = {}
     for name, hypergrad in (("same CG", CG10), ("defaults", None)):
         ours = Runner(representation(quick, batch), lambda p, h=hypergrad: bisls.BiSLS(p, hypergrad=h, lower_iters=10))
-        steps = {"upper_step": bisls.Constant(1e-5), "lower_step": bisls.Constant(1e-3)}  # short enough not to diverge
         usual = Runner(
             representation(quick, batch),
-            lambda p, h=hypergrad: bisls.Alternating(p, hypergrad=h, lower_iters=10, **steps),
+            lambda p, h=hypergrad: bisls.Alternating(p, hypergrad=h, lower_iters=10, **SHORT),
         )
         for runner in (ours, usual):
             for _ in range(warm):
