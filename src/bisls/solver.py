@@ -22,7 +22,7 @@ from bisls.problem import Bilevel
 from bisls.record import Record, Status, worst
 from bisls.response.base import Ray, Response, Scene, State
 from bisls.steps.base import Memory, Step, StepRule
-from bisls.vector import dot, norm
+from bisls.vector import dot, finite, norm
 
 logger = logging.getLogger(__name__)
 
@@ -329,7 +329,7 @@ class Solver:
             if step.size > 0:
                 loop.beta = self._beta = step.size
             y = self._lower_point(y, here.grad, step.size)
-            if not bool(torch.isfinite(y).all()):
+            if not finite(y):
                 y, loop.status = before, Status.NON_FINITE
             self.problem.y.write_(y)
             if averages:
@@ -350,7 +350,7 @@ class Solver:
         step = linear.solve(graph.hessian, graph.grad, {}).z
         before = self.problem.y.read()
         y = self._lower_point(before, step, 1.0)
-        if not bool(torch.isfinite(y).all()):
+        if not finite(y):
             return 0
         self.problem.y.write_(y)
         if not self.oracle.lower_value(batch, graph.moment) < graph.value:
@@ -360,7 +360,7 @@ class Solver:
     def _lower_choose(self, here: LowerPoint, batch: Any, y: Tensor, square: float) -> Step:
         def at(t: float) -> float:
             point = self._lower_point(y, here.grad, t)
-            if not bool(torch.isfinite(point).all()):
+            if not finite(point):
                 return float("inf")
             self.problem.y.write_(point)
             return self.oracle.lower_value(batch, here.moment)
@@ -401,7 +401,7 @@ class Solver:
                 x = self.problem.upper_bounds.project(x, self.problem.x)
             if self.problem.lower_bounds is not None:
                 y = self.problem.lower_bounds.project(y, self.problem.y)
-            if not (bool(torch.isfinite(x).all()) and bool(torch.isfinite(y).all())):
+            if not finite(x, y):
                 x, y, taken = scene.x, scene.y, 0.0
         self._write(x, y)
         average = self._states["average"]

@@ -97,3 +97,8 @@ def dot(left: Tensor, right: Tensor) -> float:
 def norm(vector: Tensor) -> float:
     """The Euclidean norm of a flat vector as a Python number."""
     return torch.linalg.vector_norm(vector).item()
+
+
+def finite(*vectors: Tensor) -> bool:
+    """Whether every number of every vector is finite."""
+    return all(bool(torch.isfinite(vector).all()) for vector in vectors)

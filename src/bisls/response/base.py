@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor
 
 from bisls.hypergrad.base import Hypergradient, HypergradientMethod
@@ -15,6 +14,7 @@ from bisls.line import Line
 from bisls.oracle import Oracle, UpperPoint
 from bisls.record import Status
 from bisls.still import Moment
+from bisls.vector import finite
 
 State = Mapping[str, Tensor]
 
@@ -65,7 +65,7 @@ class Scene:
     def value_at(self, batch: Any, moment: Moment, t: float, y: Tensor) -> float:
         """f on one batch at ``x - t search`` and the y given; a point that is not finite is not written anywhere."""
         x = self.x - t * self.search
-        if not (bool(torch.isfinite(x).all()) and bool(torch.isfinite(y).all())):
+        if not finite(x, y):
             return float("inf")
         self.oracle.problem.x.write_(x)
         self.oracle.problem.y.write_(y)

@@ -15,7 +15,7 @@ from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
 from bisls.oracle import LowerGraph, MeanGraph
 from bisls.response.base import Ray, Scene, State
-from bisls.vector import dot, norm
+from bisls.vector import dot, finite, norm
 
 DIFFERENCE = 0.1  # the difference that stands for g_yx d is taken over this share of the last step
 TRUSTED = 0.8  # a step no longer than the one compared last, or whose expected error is below this share of theta, is
@@ -60,7 +60,7 @@ class Tangent:
         linear = self.linear or getattr(scene.method, "linear", None) or CG(tol=1e-3)
         solution = linear.solve(graph.hessian, v, state)
         u = solution.z
-        if not bool(torch.isfinite(u).all()):
+        if not finite(u):
             u = torch.zeros_like(u)
         # what the solve left over; taken now, since the graph holds only until the first trial moves the parameters
         drift = first.hessian(u) - pull
@@ -86,7 +86,7 @@ class Tangent:
         if not self.exact and scene.alpha:
             t = DIFFERENCE * scene.alpha
             x = scene.x - t * d
-            if bool(torch.isfinite(x).all()):
+            if finite(x):
                 with problem.x.lent(x), problem.probing(graph.moment):
                     there = scene.oracle.lower(graph.batch)
                 change = graph.grad - there.grad
@@ -119,7 +119,7 @@ class Tangent:
         for _ in range(20):
             x_t, y_t = scene.x - t * scene.search, scene.y + t * u
             far = float("inf")
-            if bool(torch.isfinite(x_t).all()) and bool(torch.isfinite(y_t).all()):
+            if finite(x_t, y_t):
                 oracle.problem.x.write_(x_t)
                 y.write_(y_t)
                 with oracle.problem.probing(graph.moment):
