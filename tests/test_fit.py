@@ -373,6 +373,14 @@ def test_a_run_that_is_killed_again_and_again_is_the_run(tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """SIGINT as a terminal has it: a job started in the background is born ignoring it, and fit respects that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_finishes_the_iteration_and_leaves_a_checkpoint(number, tmp_path, caplog):
     def interrupt(record, state):
