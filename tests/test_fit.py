@@ -311,7 +311,11 @@ def slow():
         whole = io.BytesIO()
         save(content, whole)
         half = len(whole.getvalue()) // 2
-        file.write(whole.getvalue()[:half]); file.flush(); time.sleep(0.01); file.write(whole.getvalue()[half:])
+        file.write(whole.getvalue()[:half]); file.flush()
+        if "BISLS_TEST_HANG" in os.environ:
+            (folder / "writing").touch()
+            time.sleep(600)
+        time.sleep(0.01); file.write(whole.getvalue()[half:])
     def slow_replace(source, target):
         time.sleep(0.005); replace(source, target); time.sleep(0.005)
     torch.save, os.replace = slow_save, slow_replace
@@ -341,11 +345,19 @@ def start(*arguments):
 child(folder / "whole", False)  # here, so that all is imported before the first fork
 dice, kills, torn = random.Random(0), 0, 0
 while True:
+    if kills == 1:  # one kill for certain in the middle of a write, whatever the machine's speed
+        os.environ["BISLS_TEST_HANG"] = "1"
     pid = start(folder / "killed", True)
-    time.sleep(dice.uniform(0.03, 0.25) * (1 + kills / 10))  # longer and longer, so that it ends on a slow machine too
+    if kills == 1:
+        os.environ.pop("BISLS_TEST_HANG")
+        while not (folder / "writing").exists():
+            time.sleep(0.001)
+    else:
+        time.sleep(dice.uniform(0.03, 0.25) * (1 + kills / 10))  # longer and longer, so that it ends on a slow machine too
     done, status = os.waitpid(pid, os.WNOHANG)
     if done:
         assert status == 0, status
+        assert kills > 1, "the machine is too fast for this test: let it take more steps"
         break
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -362,7 +374,7 @@ def test_a_run_that_is_killed_again_and_again_is_the_run(tmp_path):
     done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     kills, torn = json.loads(done.stdout)
-    assert kills >= 3
+    assert kills >= 2
     assert torn >= 1  # a kill fell into a write
     whole, killed = torch.load(tmp_path / "whole"), torch.load(tmp_path / "killed")
     assert torch.equal(whole[0], killed[0])

@@ -21,6 +21,7 @@ from bisls.oracle import LowerPoint, Oracle
 from bisls.problem import Bilevel
 from bisls.record import Record, Status, worst
 from bisls.response.base import Ray, Response, Scene, State
+from bisls.response.frozen import Frozen
 from bisls.steps.base import Memory, Step, StepRule
 from bisls.vector import dot, finite, norm
 
@@ -89,7 +90,8 @@ class Solver:
         lower_average: Where every lower step has a batch of its own, use the running mean of the lower iterates as y: the
             hypergradient, the trial points and the parameters see the mean, the lower steps go on from the last iterate.
         search_every: Where an independent batch judges the step, search in one iteration of so many, and take the step found
-            last in the others (within what the direction allows); at least 1. Without noise every iteration searches.
+            last in the others (within what the direction allows, y staying where it is); at least 1. Without noise every
+            iteration searches.
         polish: Where the lower data are one batch and the lower loop has not brought its gradient below a tenth of what it was,
             a Newton step by this linear solver follows, if it lowers g. None: never.
         patience: How many failed iterations in a row end in an error.
@@ -257,7 +259,10 @@ class Solver:
             alpha=self._upper_memory.step,
             max_step=reach,
         )
-        ray = self.response.ray(scene, self._states["response"])
+        if rests:  # nothing is searched, so nothing is predicted: y stays where the lower loop left it
+            ray = replace(Frozen().ray(scene, {}), state=self._states["response"])
+        else:
+            ray = self.response.ray(scene, self._states["response"])
         line = replace(ray.line, clock=self.k)
         if heading.weigh is not None:
             own = dot(estimate.flat, heading.search)

@@ -36,6 +36,7 @@ class Scene:
         beta: The last lower step that was accepted.
         alpha: The last upper step that was taken; None before the first.
         max_step: How far the ray may be followed (the border of a box).
+        judged: Whether ``step_batch`` judges the step; None finds out by comparing the two batches.
     """
 
     oracle: Oracle
