@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs bench regret scaling rates clean
+.PHONY: demo test lint docs reproduce bench regret scaling rates clean
 
 demo: .venv/.cli  ## solve a bi-level problem with no learning rates beside a grid of Adam; table and plot into out/
 	$(BIN)/bisls demo --out out
@@ -19,6 +19,9 @@ lint: .venv/.dev  ## ruff (rules and format) and mypy
 docs: .venv/.dev  ## the documentation, strictly, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+reproduce: .venv/.cli  ## the paper's experiments at the quick scale (about an hour on two cores), page into out/
+	$(BIN)/bisls reproduce --scale quick --out out
+
 bench: .venv/.bench  ## the step-size optimisers beside their peers, table into out/
 	$(BIN)/python benchmarks/optimisers.py --out out
 
@@ -29,7 +32,7 @@ scaling: .venv/.cli  ## overhead beside Adam, cost and memory against the number
 	$(BIN)/python benchmarks/scaling.py --out out
 
 rates: .venv/.cli  ## measured rates against the theorems
-	$(BIN)/python benchmarks/rates.py --out out
+	$(BIN)/bisls reproduce rates --scale paper
 
 clean:  ## remove everything that make made
 	rm -rf .venv out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -68,27 +68,3 @@ def test_scaling_measures_sizes_and_loops(scaling):
     products = [each["hessian_products"] for each in scaling["loops"]["cg_steps"]["evaluations"]]
     assert products == sorted(products)
     assert products[-1] >= products[0] + 6
-
-
-def test_rates_writes_slopes_and_verdicts(tmp_path):
-    arguments = ("--quick", "--theorems", "1", "--jobs", "1")
-    found = run("rates", tmp_path, *arguments)
-    assert found["facts"]["seeds"] == [0, 1]
-    rules = [(row["rule"], row["samples"], row["control"]) for row in found["results"]]
-    assert rules == [
-        ("SPSB", 2, False),
-        ("SPSB", 1, False),
-        ("SLSB", 2, False),
-        ("SLSB", 1, False),
-        ("SPSMax", 1, True),
-    ]
-    for row in found["results"]:
-        assert row["K"][-1] == 2**9
-        assert all(len(values) == len(row["K"]) and min(values) > 0 for values in row["values"])
-        assert -3 < row["slope"] < 1
-        assert row["verdict"] in ("holds", "undecided", "fails")
-    assert (tmp_path / "rates.png").stat().st_size > 1000
-    # the second time all runs are there already
-    before = (tmp_path / "rates.jsonl").read_text()
-    assert run("rates", tmp_path, *arguments)["results"] == found["results"]
-    assert (tmp_path / "rates.jsonl").read_text() == before

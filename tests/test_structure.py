@@ -24,6 +24,7 @@ ORDER = [
     "oracle",
     "line",
     "record",
+    "outcome",
     "linear",
     "hypergrad",
     "directions",
@@ -38,9 +39,14 @@ ORDER = [
     "fit",
     "sensitivity",
     "optim",
+    "data",
     "tasks",
     "demo",
+    "experiments",
+    "report",
+    "console",
     "cli",
+    "__main__",
 ]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +12,7 @@ from typing import Annotated
 try:
     import typer
     from rich.console import Console
+    from rich.markup import escape
 except ModuleNotFoundError as missing:  # pragma: no cover - the tests' environment has the extra
     sys.exit(f"the bisls command needs {missing.name}: pip install 'bisls[cli]'")
 
@@ -56,6 +60,254 @@ def demo(
         typer.echo(f"cannot write to --out {out}: {error.strerror}", err=True)
         raise typer.Exit(1) from None
     console.print(f"plot: {path}", soft_wrap=True)
+
+
+@app.command()
+def data(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Data sets to fetch.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Fetch all of them.")] = False,
+) -> None:
+    """List the data sets and where they are; with names, fetch and verify them.
+
+    They are looked for in the folder BISLS_DATA, then in the cache (BISLS_CACHE), then downloaded into the cache.
+
+    Examples: bisls data; bisls data mnist w8a; BISLS_DATA=folder bisls data --all
+    """
+    from bisls import data as sets
+
+    wanted = list(dict.fromkeys([*(names or []), *(sets.DATASETS if everything else [])]))
+    for name in wanted:
+        if name not in sets.DATASETS:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(sets.DATASETS)}", param_hint="NAME")
+    if not wanted:
+        _list_data()
+    failed = False
+    for name in wanted:
+        try:
+            paths = sets.fetch(name, Console(stderr=True))
+            typer.echo(f"{name}: {paths[0] if len(paths) == 1 else paths[0].parent}")
+        except (sets.DataError, ImportError) as error:
+            typer.echo(str(error), err=True)
+            failed = True
+    raise typer.Exit(int(failed))
+
+
+def _list_data() -> None:
+    from rich.table import Column, Table
+
+    from bisls import data as sets
+
+    table = Table("name", "rows x features", Column("where", overflow="fold"), "to get it")
+    for name, dataset in sets.DATASETS.items():
+        try:
+            paths = sets.where(name)
+            place = "not here" if paths is None else str(paths[0] if len(paths) == 1 else paths[0].parent)
+        except sets.DataError as error:
+            paths, place = None, str(error)
+        table.add_row(
+            name, f"{dataset.rows:,} x {dataset.features}", escape(place), "" if paths else f"bisls data {name}"
+        )
+    Console().print(table)
+
+
+@app.command(name="list")
+def list_figures() -> None:
+    """List the figures that can be reproduced: name, what it is about, which data it needs.
+
+    Example: bisls list
+    """
+    from rich.table import Table
+
+    from bisls.experiments import NAMES, figure
+
+    table = Table("figure", "about", "data", box=None)
+    for name in NAMES:
+        one = figure(name)
+        table.add_row(name, one.title, ", ".join(one.data) or "none")
+    Console().print(table)
+
+
+@app.command()
+def reproduce(
+    figures: Annotated[
+        list[str] | None, typer.Argument(help="Names as `bisls list` shows them; none means all.", show_default=False)
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="smoke (minutes, shipped data), quick (about an hour on two cores), paper (days).")
+    ] = "quick",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting (default: 1, 1, 5).")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, one thread each.")] = os.cpu_count() or 1,
+    backend: Annotated[str, typer.Option(help="local, dask or ray (the last two: also a cluster).")] = "local",
+    out: Annotated[Path, typer.Option(help="Folder of runs, outcomes, plots and page.", file_okay=False)] = Path("out"),
+) -> None:
+    """Run the paper's experiments, judge its claims, and write one page with all of it.
+
+    Finished runs are kept in OUT/runs: the same command goes on where it was stopped, and repeats nothing. Exit codes: 0 done
+    (whatever the verdicts are), 1 something could not be done, 2 the command was misused, 130 interrupted.
+
+    Examples:
+
+      bisls reproduce --scale smoke
+
+      bisls reproduce demo_2 quadratics --scale quick --jobs 4
+
+      DASK_SCHEDULER_ADDRESS=tcp://head:8786 bisls reproduce --scale paper --backend dask
+    """
+    from bisls.console import UsageError, chosen_figures, run_reproduce, tally, with_data, write_page
+    from bisls.experiments import BACKENDS, SCALES, SEEDS, Plan, SweepError
+
+    console = Console()
+    for option, value, known in (("--scale", scale, SCALES), ("--backend", backend, BACKENDS)):
+        if value not in known:
+            raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}", param_hint=option)
+    try:
+        chosen = chosen_figures(figures or [])
+    except UsageError as error:
+        raise typer.BadParameter(str(error), param_hint="FIGURE") from None
+    plan = Plan(scale, seeds or SEEDS[scale])
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        ready, left_out = with_data(chosen, plan, console)
+        outcomes, display = run_reproduce(ready, plan, out, jobs, backend, console)
+        page = write_page(outcomes, out) if outcomes else None
+    except KeyboardInterrupt:
+        typer.echo(
+            f"\nstopped; finished runs are kept in {out / 'runs'}: the same command goes on from there", err=True
+        )
+        raise typer.Exit(130) from None
+    except SweepError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        typer.echo(f"cannot write to --out {out}: {error.strerror or error}; finished runs are kept", err=True)
+        raise typer.Exit(1) from None
+    if page is not None:
+        console.print(
+            f"the paper's claims: {tally(outcomes, ours=False)}; about our default: {tally(outcomes, ours=True)}"
+        )
+        console.print(
+            f"{display.finished} runs done, {display.cached} found done, {display.lost} of the new ones diverged"
+        )
+        console.print(f"page: {page}", soft_wrap=True)
+    if left_out:
+        typer.echo(f"left out for want of data: {', '.join(left_out)}", err=True)
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder that `bisls reproduce` wrote to.", file_okay=False)] = Path(
+        "out"
+    ),
+    show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write a Markdown page too, with its plots beside it.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Write the page again from FOLDER/outcomes, without running anything: FOLDER/report.html and FOLDER/plots.
+
+    Exit codes: 0 written (whatever the verdicts are), 1 the disk refused, 2 there are no outcomes or one can't be read.
+
+    Examples:
+
+      bisls report
+
+      bisls report out --open
+
+      bisls report out --markdown docs/reproduction.md
+    """
+    from bisls.experiments import NAMES
+    from bisls.report import ReportError, count, read_outcomes, write_markdown, write_report
+
+    try:
+        outcomes = read_outcomes(folder, order=NAMES)
+        page = write_report(outcomes, folder)
+        second = write_markdown(outcomes, markdown) if markdown else None
+    except ReportError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    except OSError as error:
+        typer.echo(f"cannot read or write {error.filename or folder}: {error.strerror or error}", err=True)
+        raise typer.Exit(1) from None
+    verdicts = [verdict for outcome in outcomes for verdict in outcome.verdicts]
+    typer.echo(f"the paper's claims: {count(verdicts, ours=False)}; about our default: {count(verdicts, ours=True)}")
+    for path in filter(None, (page, second)):
+        typer.echo(f"page: {path}")
+    if show:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())
+
+
+@app.command()
+def sensitivity(
+    task: Annotated[str, typer.Argument(help="penalties, penalties-exp, ridge, cleaning or quadratic.")] = "penalties",
+    method: Annotated[str, typer.Option(help="bisls, paper, bisps, adam or sgd.")] = "bisls",
+    steps: Annotated[int, typer.Option(min=1, help="Upper iterations of each run.")] = 100,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds for each pair of starts.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the plot and the numbers.", file_okay=False)] = Path("out"),
+) -> None:
+    """Sweep both first steps over six orders of magnitude on a ready task, and report how far the results are apart.
+
+    Examples:
+
+      bisls sensitivity penalties
+
+      bisls sensitivity penalties --method adam --steps 200
+    """
+    from bisls.console import SWEPT, UsageError, run_sensitivity
+
+    try:
+        report = run_sensitivity(task, method, steps, seeds)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(f"{task}, {SWEPT[method]}; the score is the exact F at the end\n{report}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / f"sensitivity-{task}-{method}.png"
+        report.plot(path)
+        path.with_suffix(".json").write_text(json.dumps(report.to_dict()), encoding="utf-8")
+    except OSError as error:
+        typer.echo(f"cannot write to --out {out}: {error.strerror or error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"plot: {path}")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Which benchmark; none lists them.", show_default=False)] = "",
+) -> None:
+    """Run a benchmark of the source checkout; what follows its name goes to it.
+
+    Examples:
+
+      bisls bench
+
+      bisls bench regret --tasks penalties
+
+      bisls bench scaling --quick
+    """
+    folder = Path(__file__).parents[2] / "benchmarks"
+    scripts = {
+        path.stem: path for path in sorted(folder.glob("*.py")) if "def main" in path.read_text(encoding="utf-8")
+    }
+    if not scripts:
+        typer.echo(
+            "benchmarks are part of the source checkout, not of the installed package: clone the repository", err=True
+        )
+        raise typer.Exit(1)
+    if not name:
+        for stem, path in scripts.items():
+            first = path.read_text(encoding="utf-8").split('"""')[1].strip().splitlines()[0]
+            typer.echo(f"{stem:12} {first}")
+        return
+    if name not in scripts:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(scripts)}", param_hint="NAME")
+    raise typer.Exit(subprocess.run([sys.executable, str(scripts[name]), *context.args], check=False).returncode)
 
 
 def main() -> None:

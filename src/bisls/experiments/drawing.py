@@ -1,0 +1,78 @@
+"""Curves from records: the mean over seeds with the range of all seeds around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bisls.experiments.base import RunRecord
+from bisls.outcome import Series
+
+
+def curve(
+    label: str,
+    records: Sequence[RunRecord],
+    y: str,
+    x: str | None = "k",
+    *,
+    ours: bool = False,
+    dashed: bool = False,
+    points: bool = False,
+    smooth: int = 1,
+) -> Series:
+    """One curve for the runs of several seeds.
+
+    Args:
+        label: Its name.
+        records: One run for each seed.
+        y: Which curve of the records.
+        x: Which curve has the x values; None counts 1, 2, 3, ...
+        ours: Whether it is this package's default.
+        dashed: Whether it is a reference line.
+        points: Draw marks.
+        smooth: Average over so many neighbours (for step sizes and checks, which jump).
+    """
+    longest = max(len(record.curves[y]) for record in records)
+    values = np.full((len(records), longest), np.nan)
+    for row, record in zip(values, records, strict=True):
+        found = record.curve(y)
+        row[: len(found)] = np.where(np.isfinite(found), found, np.nan)
+    if smooth > 1:
+        edges = np.array_split(np.arange(longest), max(1, longest // smooth))
+        values = np.stack([np.nanmean(values[:, edge], axis=1) for edge in edges], axis=1)
+        places = np.array([edge.mean() + 1 for edge in edges])
+    elif x is None:
+        places = np.arange(1, longest + 1, dtype=float)
+    else:
+        places = max((record.curve(x) for record in records), key=len)
+    middle = np.where(np.isnan(values).any(axis=0), np.nan, values.mean(axis=0))
+    several = len(records) > 1
+    return Series(
+        label,
+        tuple(places.tolist()),
+        tuple(middle.tolist()),
+        tuple(values.min(axis=0).tolist()) if several else None,
+        tuple(values.max(axis=0).tolist()) if several else None,
+        ours=ours,
+        dashed=dashed,
+        points=points,
+    )
+
+
+def dots(
+    label: str, x: Sequence[float | str], groups: Sequence[Sequence[float]], *, ours: bool = False, dashed: bool = False
+) -> Series:
+    """One value for each x: the mean of a group, with its range; a value that is not finite leaves a gap."""
+    finite = [[v if np.isfinite(v) else float("nan") for v in group] for group in groups]
+    several = any(len(group) > 1 for group in groups)
+    return Series(
+        label,
+        tuple(x),
+        tuple(float(np.mean(group)) for group in finite),
+        tuple(float(np.min(group)) for group in finite) if several else None,
+        tuple(float(np.max(group)) for group in finite) if several else None,
+        ours=ours,
+        dashed=dashed,
+        points=True,
+    )

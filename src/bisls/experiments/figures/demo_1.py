@@ -1,0 +1,60 @@
+"""Figure demo_1: constant steps on hyper-representation, and how badly they may be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
+from bisls.experiments.bilevel import describe
+from bisls.experiments.drawing import curve
+from bisls.experiments.judging import below, claim, listed, mean, ours, show, yes
+from bisls.experiments.representation import DEFAULT, finals, representation
+from bisls.outcome import Panel, Verdict
+
+ALPHA, BETA = 0.005, 0.01  # what is held fixed while the other one varies
+
+
+def ask(plan: Plan) -> Asking:
+    """The lower step over its grid with the upper one fixed, then the other way round; the default with nothing set."""
+    betas = plan.pick((10.0, 0.01), (10.0, 1.0, 0.1, 0.01), (10.0, 5.0, 1.0, 0.5, 0.1, 0.05, 0.01))
+    alphas = plan.pick((0.1, 0.001), (0.1, 0.05, 0.01, 0.001), (0.1, 0.05, 0.01, 0.005, 0.0025, 0.001))
+    pairs = {f"beta {beta:g}": (ALPHA, beta) for beta in betas} | {f"alpha {alpha:g}": (alpha, BETA) for alpha in alphas}
+    configs = [representation(plan, s, "sgd", alpha=a, beta=b) for a, b in pairs.values() for s in plan.each_seed]
+    configs += [representation(plan, s, DEFAULT) for s in plan.each_seed]
+    records = yield configs
+    n = plan.seeds
+    groups = {name: records[i * n : (i + 1) * n] for i, name in enumerate((*pairs, DEFAULT))}
+    panels = []
+    for title, start in ((f"Lower step beta (alpha = {ALPHA})", "beta"), (f"Upper step alpha (beta = {BETA})", "alpha")):
+        lines = [curve(name, runs, "loss") for name, runs in groups.items() if name.startswith(start)]
+        lines.append(curve("BiSLS, nothing set", groups[DEFAULT], "loss", ours=True))
+        panels.append(Panel(title, "upper iteration", "validation loss", tuple(lines), yscale="log", ylim=(0.03, 1.0)))
+    return Findings(tuple(panels), judge(groups), describe(configs[0], method="SGD with constant steps"))
+
+
+def judge(groups: Mapping[str, Sequence[RunRecord]]) -> tuple[Verdict, ...]:
+    """Over each grid one value diverges or stalls (less than a fifth of the best one's fall) while another converges."""
+    verdicts = []
+    for name in ("beta", "alpha"):
+        ends = {label: finals(runs) for label, runs in groups.items() if label.startswith(name)}
+        start = mean([run.curves["loss"][0] for run in groups[DEFAULT]])
+        best, worst = min(map(mean, ends.values())), max(map(mean, ends.values()))
+        spread = yes(best < 0.8 * start and worst > start - 0.2 * (start - best))
+        statement = f"Over the grid of {name}, one value diverges or stalls while another converges"
+        verdicts.append(claim(statement, spread, f"loss at the start {show(start)}; at the end {listed(ends)}"))
+    ends = {label: finals(runs) for label, runs in groups.items() if label != DEFAULT}
+    best_name = min(ends, key=lambda label: mean(ends[label]))
+    own = finals(groups[DEFAULT])
+    numbers = f"BiSLS {show(mean(own))}, best of both grids ({best_name}) {show(mean(ends[best_name]))}"
+    verdicts.append(ours("The default ends below every value of both grids", below(own, ends[best_name]), numbers))
+    return tuple(verdicts)
+
+
+FIGURE = Figure(
+    name="demo_1",
+    title="Constant steps are unstable (hyper-representation)",
+    paper="Unless both steps are tuned with care, SGD with constant steps diverges or stalls: a large lower step or a large "
+    "upper step is enough.",
+    ask=ask,
+    data=("mnist",),
+)

@@ -1,0 +1,143 @@
+"""Figure demo_2: logistic regression on w8a under a ceiling that is far too large."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
+from bisls.experiments.drawing import dots
+from bisls.experiments.judging import at_most, below, both, claim, listed, mean, ours, show, yes
+from bisls.experiments.stochastic import AUTO, CEILING, Groups, classification, curves, described, grouped, late, wobble
+from bisls.outcome import Panel, Verdict
+
+METHODS = {
+    "SPS_max": "sps_max",
+    "SLS": "sls",
+    "DecSPS": "decsps",
+    "SPSB": "spsb",
+    "SLSB": "slsb",
+    "decaying SGD": "sgd-decay",
+    AUTO: "auto",
+}
+STRICT, EPOCHS = "SLS, c = 0.999", 4  # a search of a hundred checks a step, so not all epochs
+SWEPT = {"decaying SGD": "sgd-decay", "SPSB": "spsb"}
+OTHERS = ("SPS_max", "SLS", "DecSPS", "decaying SGD")
+C = (
+    "1 for the Polyak steps, 0.1 for SLS and SLSB. The paper's 1 for SLS can't hold for a convex loss, which no step decreases "
+    "as fast as its slope promises; 0.999 stands for it, beside the others, over the first epochs"
+)
+SHORT = 0.01  # a median step below this share of another is no step worth having
+ERRATIC = 2.0  # so many times as erratic counts as erratic
+Sweep = Mapping[str, Sequence[Sequence[RunRecord]]]
+
+
+def ask(plan: Plan) -> Asking:
+    """Two methods over ceilings, all methods under the ceiling 1000, Auto without one."""
+    gammas = plan.pick(
+        (1.0, CEILING), (1.0, 10.0, 100.0, CEILING, 1e4), (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, CEILING, 3e3, 1e4)
+    )
+    n = plan.seeds
+    swept = [classification(plan, s, m, gamma=g) for m in SWEPT.values() for g in gammas for s in plan.each_seed]
+    configs = [classification(plan, s, m) for m in METHODS.values() for s in plan.each_seed]
+    epochs = min(EPOCHS, configs[0].epochs)
+    configs += [classification(plan, s, "sls", c=0.999, epochs=epochs) for s in plan.each_seed]
+    records = yield [*swept, *configs]
+    groups = grouped((*METHODS, STRICT), records[len(swept) :], n)
+    width = len(gammas)
+    sweep = {
+        name: [records[(i * width + j) * n : (i * width + j + 1) * n] for j in range(width)]
+        for i, name in enumerate(SWEPT)
+    }
+    ceilings = f"(a) gamma_b0 = {', '.join(f'{g:g}' for g in gammas)}; (b, c) gamma_b0 = {CEILING:g}"
+    settings = described(configs[0], ceilings=ceilings, c=C)
+    return Findings(panels(groups, sweep, gammas), judge(groups, sweep), settings)
+
+
+def panels(groups: Groups, sweep: Sweep, gammas: Sequence[float]) -> tuple[Panel, ...]:
+    """(a), (b), (c)."""
+    lines = [dots(name, gammas, [lowest(runs) for runs in row]) for name, row in sweep.items()]
+    lines.append(dots(AUTO, gammas, [lowest(groups[AUTO])] * len(gammas), ours=True))
+    alt = "The lowest train loss of decaying SGD and SPSB for several ceilings; Auto, which has none, is level."
+    return (
+        Panel("(a) Lowest train loss", "gamma_b0", "train loss", tuple(lines), "log", "log", alt=alt),
+        Panel(
+            "(b) Train loss", "iteration", "train loss", curves(groups, "loss"), yscale="log", ylim=(0.1, 2.0),
+            alt=f"Train loss against iterations, all methods under the ceiling {CEILING:g}.",
+        ),
+        Panel(
+            "(c) Step size", "iteration", "gamma", curves(groups, "step", "step_k"), "log", "log",
+            alt=f"Step sizes against iterations, all methods under the ceiling {CEILING:g}.",
+        ),
+    )  # fmt: skip
+
+
+def lowest(runs: Sequence[RunRecord]) -> list[float]:
+    """The lowest loss of each run; infinite where the run was lost."""
+    return [float("inf") if run.error else min(run.curves["loss"]) for run in runs]
+
+
+def shortened(run: RunRecord, other: RunRecord) -> float:
+    """The median step of a run over that of another, over the iterations that both have."""
+    last = min(run.curves["step_k"][-1], other.curves["step_k"][-1])
+    mine, theirs = (np.median(r.curve("step")[r.curve("step_k") <= last]) for r in (run, other))
+    return float(mine / theirs)
+
+
+def judge(groups: Groups, sweep: Sweep) -> tuple[Verdict, ...]:
+    """Spread over ceilings, order at the end, unrest late, DecSPS's ceiling, the paper's c, and Auto."""
+    spreads = {
+        name: [max(each) / min(each) for each in zip(*map(lowest, row), strict=True)] for name, row in sweep.items()
+    }
+    ends = {name: [late(run) for run in groups[name]] for name in METHODS}
+    unrest = {name: [wobble(run) for run in groups[name]] for name in (*OTHERS, "SPSB", "SLSB")}
+    calm = {name: [ERRATIC * value for value in unrest[name]] for name in ("SPSB", "SLSB")}
+    erratic = [below(calm[steady], unrest[name]) for name in ("SPS_max", "SLS") for steady in calm]
+    best = [at_most(ends[name], ends[other]) for name in ("SPSB", "SLSB") for other in OTHERS]
+    most = max(run.numbers["most"] for run in groups["DecSPS"])
+    least = min(run.numbers["least"] for run in groups["DecSPS"])
+    paper = {name: ends[name] for name in METHODS if name != AUTO}
+    first = min(paper, key=lambda name: mean(paper[name]))
+    strict = [shortened(run, other) for run, other in zip(groups[STRICT], groups["SLS"], strict=True)]
+    numbers = f"ends: {listed(ends)}"
+    return (
+        claim(
+            "(a) Over the ceilings, the lowest train loss of SPSB spreads less than that of decaying SGD (largest / smallest)",
+            below(spreads["SPSB"], spreads["decaying SGD"]),
+            listed(spreads),
+        ),
+        claim(f"(b) SPSB and SLSB end at or below {', '.join(OTHERS)}", both(*best), numbers),
+        claim("(b) DecSPS ends above SPS_max", below(ends["SPS_max"], ends["DecSPS"]), numbers),
+        claim(
+            f"(b) Late, SPS_max and SLS are at least {ERRATIC:g} times as erratic as SPSB and SLSB (mean |change of log loss| "
+            "between evaluations, last half)",
+            both(*erratic),
+            listed(unrest),
+        ),
+        claim(
+            "(c) The step of DecSPS is at or below gamma_b0 / sqrt(k + 1), always",
+            yes(most <= 1 + 1e-6),
+            f"between {show(least)} and {show(most)} of it",
+        ),
+        claim(
+            f"SLS with c = 0.999, in place of the paper's 1, hardly moves: its median step is below {SHORT} of that with c = 0.1",
+            yes(max(strict) < SHORT),
+            f"{listed({'share': strict})}; lowest loss {listed({STRICT: lowest(groups[STRICT]), 'SLS': lowest(groups['SLS'])})}",
+        ),
+        ours(
+            f"Auto, with no ceiling to set, ends at or below the best of the others ({first})",
+            at_most(ends[AUTO], paper[first]),
+            numbers,
+        ),
+    )
+
+
+FIGURE = Figure(
+    name="demo_2",
+    title="Logistic regression under a ceiling that is far too large",
+    paper="On w8a, which no linear model fits, SPSB is far less sensitive to the ceiling than decaying SGD; SPSB and SLSB do "
+    "best, SPS_max and SLS turn unstable, and DecSPS, whose step is at most that of decaying SGD, is slower than SPS_max.",
+    ask=ask,
+    data=("w8a",),
+)

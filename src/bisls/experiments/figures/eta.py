@@ -1,0 +1,48 @@
+"""Figure eta: by how much the upper step may grow, reset option 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
+from bisls.experiments.judging import below, both, claim, listed
+from bisls.experiments.representation import all_alike, by_method, describe_dear, finals, own_at_most
+from bisls.outcome import Verdict
+
+KEPT = "eta = 1"
+
+
+def growth(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Values of eta; 1 is option 2, so that figure opt shares its runs."""
+    values = plan.pick((2.0, 10.0), (2.0, 5.0, 10.0), (2.0, 5.0, 10.0))
+    return {KEPT: {"reset": 2}} | {f"eta = {eta:g}": {"reset": 3, "eta": eta} for eta in values}
+
+
+def ask(plan: Plan) -> Asking:
+    """Each eta for BiSLS-SGD and BiSLS-Adam."""
+    groups, own, panels = yield from by_method(plan, growth(plan))
+    return Findings(panels, judge(groups, own), describe_dear(plan, reset="option 3; eta = 1 is option 2"))
+
+
+def judge(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], own: Sequence[RunRecord]) -> tuple[Verdict, ...]:
+    """All eta above 1 are alike; eta = 1 is slower than each of them."""
+    verdicts = []
+    for method, runs in groups.items():
+        ends = {name: finals(one) for name, one in runs.items()}
+        grown = {name: one for name, one in runs.items() if name != KEPT}
+        verdicts.append(all_alike(f"{method}, every eta above 1 alike", grown))
+        slower = both(*(below(ends[name], ends[KEPT]) for name in grown))
+        verdicts.append(claim(f"{method}: eta = 1 is slower than every larger eta", slower, listed(ends)))
+    flat = {f"{method}, {name}": one for method, runs in groups.items() for name, one in runs.items()}
+    return (*verdicts, own_at_most(flat, own))
+
+
+FIGURE = Figure(
+    name="eta",
+    title="The growth factor eta of the upper search (hyper-representation)",
+    paper="Any factor eta above 1 does equally well. With eta = 1 the step never grows; the text has it both as good as the "
+    "others and slower.",
+    ask=ask,
+    data=("mnist",),
+)

@@ -1,0 +1,126 @@
+"""Figure hyper_more: search on which level, accuracy, and where the searches begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
+from bisls.experiments.bilevel import describe
+from bisls.experiments.drawing import curve
+from bisls.experiments.figures.demo_4 import named, starts
+from bisls.experiments.judging import at_most, below, both, claim, listed, mean, ours, show
+from bisls.experiments.representation import (
+    ALPHA,
+    BETA,
+    DEFAULT,
+    METHODS,
+    OWN,
+    all_alike,
+    errors,
+    finals,
+    over_seeds,
+    own_at_most,
+    representation,
+    search,
+    tuned,
+)
+from bisls.outcome import Panel, Verdict
+
+Runs = Mapping[str, Sequence[RunRecord]]
+LEVELS = ("both levels", "lower only", "upper only", "none (tuned Adam)")
+
+
+def ask(plan: Plan) -> Asking:
+    """The runs of figure demo_4, then a search on one level only, with the constant step of tuned Adam on the other."""
+    wanted = {name: search(plan, method) for name, method in METHODS.items()}
+    wanted |= {named((a, b)): search(plan, alpha=a, beta=b) for a, b in starts(plan)}
+    wanted[DEFAULT] = representation(plan, 0, DEFAULT)
+    best, groups = yield from tuned(plan, beside=wanted)
+    alpha, beta = best["adam"].pair
+    one_level = yield from over_seeds(
+        plan,
+        {
+            "lower only": search(plan, alpha=alpha, upper_search=False),
+            "upper only": search(plan, beta=beta, lower="constant"),
+        },
+    )
+    both_levels = groups["BiSLS-Adam"]
+    searched = dict(zip(LEVELS, (both_levels, *one_level.values(), best["adam"].runs), strict=True))
+    compared = {name: groups[name] for name in METHODS} | {f"{m}, tuned": t.runs for m, t in best.items()}
+    alphas = {f"alpha_b0 = {a:g}": groups[named((a, b))] for a, b in sorted(starts(plan)) if b == BETA}
+    betas = {f"beta_b0 = {b:g}": groups[named((a, b))] for a, b in sorted(starts(plan)) if a == ALPHA}
+    own = groups[DEFAULT]
+    panels = (
+        _panel("Search at", searched, own, "loss"),
+        _panel("Accuracy", compared, own, "accuracy"),
+        _panel(f"Starts alpha_b0 (beta_b0 = {BETA:g})", alphas, own, "loss"),
+        _panel(f"Starts beta_b0 (alpha_b0 = {ALPHA:g})", betas, own, "loss"),
+    )
+    settings = describe(
+        wanted["BiSLS-Adam"], **{
+            "searches": f"alpha_b0 = {ALPHA:g}, beta_b0 = {BETA:g}, reset option 3 (eta = 2), w = 0.9, p = 0.1, delta = 0",
+            "one level only": f"the other has the step of tuned Adam: {best['adam']}",
+            "tuned SGD": str(best["sgd"]),
+            "accuracy": "on test samples that neither level sees",
+        },
+    )  # fmt: skip
+    return Findings(panels, judge(searched, compared, alphas, betas, own), settings)
+
+
+def _panel(title: str, groups: Runs, own: Sequence[RunRecord], name: str) -> Panel:
+    lines = [curve(label, runs, name, dashed="tuned" in label) for label, runs in groups.items()]
+    lines.append(curve(OWN, own, name, ours=True))
+    loss = name == "loss"
+    label = "validation loss" if loss else "test accuracy"
+    return Panel(title, "upper iteration", label, tuple(lines), yscale="log" if loss else "linear")
+
+
+def judge(searched: Runs, compared: Runs, alphas: Runs, betas: Runs, own: Sequence[RunRecord]) -> tuple[Verdict, ...]:
+    """Search above pays, accuracy is as good as that of tuned methods, starts don't matter.
+
+    Args:
+        searched: BiSLS-Adam by the levels that are searched, as in `LEVELS`.
+        compared: The methods of the accuracy panel; the names of tuned ones end in "tuned".
+        alphas: BiSLS-Adam by alpha_b0.
+        betas: BiSLS-Adam by beta_b0.
+        own: The default.
+    """
+    ends = {name: finals(runs) for name, runs in searched.items()}
+    two, lower, upper, none = (ends[name] for name in LEVELS)
+    wrong = {name: errors(runs) for name, runs in compared.items()}
+    best = min((name for name in wrong if name.endswith("tuned")), key=lambda name: mean(wrong[name]))
+    shares = f"share of errors {listed(wrong)}"
+    verdicts = [
+        claim(
+            "The upper search is what matters: with it the final loss is below that without, whether or not the lower level is "
+            "searched",
+            both(below(two, lower), below(upper, none)),
+            listed(ends),
+        ),
+        *(
+            claim(
+                f"{name} is at least as accurate as the best of tuned Adam and SGD",
+                at_most(wrong[name], wrong[best]),
+                shares,
+            )
+            for name in METHODS
+        ),
+        all_alike("BiSLS-Adam from alpha_b0 over three orders", alphas),
+        all_alike("BiSLS-Adam from beta_b0 over three orders", betas),
+    ]
+    best = min(wrong, key=lambda name: mean(wrong[name]))
+    numbers = f"share of errors: BiSLS {show(mean(errors(own)))}, best of the others ({best}) {show(mean(wrong[best]))}"
+    accurate = ours(
+        "The default is at least as accurate as the best of the others", at_most(errors(own), wrong[best]), numbers
+    )
+    return (*verdicts, accurate, own_at_most({**searched, **alphas, **betas}, own))
+
+
+FIGURE = Figure(
+    name="hyper_more",
+    title="Which level to search, accuracy, and starts (hyper-representation)",
+    paper="A search at the upper level is essential, one at the lower level less so. BiSLS generalises at least as well as tuned "
+    "methods, and hardly depends on where its searches begin.",
+    ask=ask,
+    data=("mnist",),
+)

@@ -1,0 +1,110 @@
+"""Figure Quadratics: two quadratics in the plane that no point fits both of."""
+
+from __future__ import annotations
+
+from math import log
+from typing import Any
+
+from bisls.experiments.base import Asking, Figure, Findings, Plan
+from bisls.experiments.judging import at_most, below, both, claim, ours, show
+from bisls.experiments.single import AWAY, SingleRun
+from bisls.experiments.stochastic import (
+    AUTO,
+    Groups,
+    curves,
+    early,
+    geometric,
+    grouped,
+    late,
+    listed_geometric,
+    paired,
+    settling,
+)
+from bisls.outcome import Panel, Series, Verdict
+
+METHODS = {
+    "SPS_max": ("sps_max", 1),
+    "DecSPS": ("decsps", 1),
+    "SPSB": ("spsb", 1),
+    "SPSB, two samples": ("spsb", 2),
+    "decaying SGD": ("sgd-decay", 1),
+}
+SETTLED = 0.8  # who ends above this share of an early distance has not settled
+PATHS = 300  # points of a path that are drawn
+
+
+def ask(plan: Plan) -> Asking:
+    """Every method under every ceiling, and Auto, on a few random problems."""
+    gammas = plan.pick((1.0,), (1.0, 10.0), (1.0, 10.0))
+    problems = range(max(plan.seeds, plan.pick(1, 5, 5)))
+    steps = plan.pick(40, 1000, 5000)
+    common: dict[str, Any] = {"problem": "quadratics", "steps": steps, "every": plan.pick(1, 1, 5)}
+    names = {f"{name} {gamma:g}": (gamma, *how) for gamma in gammas for name, how in METHODS.items()}
+    configs = [SingleRun(s, method=m, gamma=g, samples=n, **common) for g, m, n in names.values() for s in problems]
+    configs += [SingleRun(s, method="auto", **common) for s in problems]
+    groups = grouped((*names, AUTO), (yield configs), len(problems))
+    settings = {
+        "task": f"f_1 + f_2 in the plane, a random problem for each of {len(problems)} seeds; batch 1, l* = 0",
+        "iterations": f"K = {steps}, from a distance of {AWAY:g} from the optimum",
+        "ceilings": f"gamma_b0 = {', '.join(f'{g:g}' for g in gammas)} (the paper does not say); c = 1",
+        "distance": "mean over the last tenth of the iterations; geometric mean over the problems",
+        "panels": f"gamma_b0 = {gammas[-1]:g}; the paths are those of seed 0",
+    }
+    by_ceiling = {
+        gamma: {name: groups[f"{name} {gamma:g}"] for name in METHODS} | {AUTO: groups[AUTO]} for gamma in gammas
+    }
+    verdicts = tuple(verdict for gamma, own in by_ceiling.items() for verdict in judge(own, gamma))
+    return Findings(panels(by_ceiling[gammas[-1]]), verdicts, settings)
+
+
+def panels(groups: Groups) -> tuple[Panel, ...]:
+    """Objective, distance, step and path."""
+    shown = (("Objective", "f", "loss", "k"), ("Distance to the optimum", "distance", "distance", "k"))
+    drawn = [
+        Panel(
+            title, "iteration", label, curves(groups, y, x), yscale="log", alt=f"{title} against iterations, by method."
+        )
+        for title, label, y, x in (*shown, ("Step size", "gamma", "step", "step_k"))
+    ]
+    paths = [
+        Series(name, runs[0].curves["x1"][:PATHS], runs[0].curves["x2"][:PATHS], ours=name == AUTO)
+        for name, runs in groups.items()
+    ]
+    paths.append(Series("optimum", (0.0,), (0.0,), points=True))
+    alt = "Paths in the plane from one start; the optimum is at the origin."
+    return (*drawn, Panel("Paths", "x1 - x1*", "x2 - x2*", tuple(paths), equal=True, alt=alt))
+
+
+def judge(groups: Groups, gamma: float) -> tuple[Verdict, ...]:
+    """Distances at the end, and whether SPS_max settles, under one ceiling."""
+    under = f"Under gamma_b0 = {gamma:g}"
+    ends = {name: [late(run, "distance") for run in runs] for name, runs in groups.items()}
+    numbers = listed_geometric(ends)
+    verdicts = []
+    for name in ("DecSPS", "SPS_max"):
+        judged, ratio = paired(below, ends["SPSB"], ends[name])
+        text = f"{under}, SPSB ends nearer to the optimum than {name}"
+        verdicts.append(claim(text, judged, f"{numbers}; ratio {show(ratio)}"))
+    begun = {name: [early(run) for run in runs] for name, runs in groups.items()}
+    judged, ratio = paired(below, begun["SPSB"], begun["DecSPS"])
+    text = f"{under}, SPSB is nearer than DecSPS early on: the mean over the first twentieth of the iterations"
+    verdicts.append(claim(text, judged, f"{listed_geometric(begun)}; ratio {show(ratio)}"))
+    share = [log(settling(run)) for run in groups["SPS_max"]]
+    step = geometric([settling(run, "step") for run in groups["SPS_max"]])
+    text = (
+        f"{under}, SPS_max does not settle: in the last tenth it is above {SETTLED} of its distance in the second tenth"
+    )
+    moved = listed_geometric({name: [settling(run) for run in runs] for name, runs in groups.items()})
+    verdicts.append(claim(text, below([log(SETTLED)] * len(share), share), f"{moved}; step of SPS_max {show(step)}"))
+    own = [paired(at_most, ends[AUTO], ends[name])[0] for name in METHODS]
+    verdicts.append(ours(f"{under} for the others, Auto ends at or below each of them", both(*own), numbers))
+    return tuple(verdicts)
+
+
+FIGURE = Figure(
+    name="quadratics",
+    title="Two quadratics in the plane",
+    paper="Where no point fits both samples, SPSB moves fast and settles at the optimum; SPS_max stays unstable around it, and "
+    "the steps of DecSPS, which never grow, are shorter than need be.",
+    ask=ask,
+)

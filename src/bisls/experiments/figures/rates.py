@@ -1,0 +1,113 @@
+"""The rates of Theorems 1 to 3, measured on problems that meet their assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
+from bisls.experiments.drawing import curve
+from bisls.experiments.judging import claim, ours
+from bisls.experiments.rates import CONTROLS, DEFAULTS, EXPONENTS, OCTAVES, Fit, RateRun, fit, marks
+from bisls.experiments.stochastic import Groups, grouped
+from bisls.outcome import Judgement, Panel, Series, Verdict
+
+CASES: tuple[dict[str, Any], ...] = (
+    *({"theorem": t, "rule": rule, "samples": n} for t in (1, 2) for rule in ("SPSB", "SLSB") for n in (2, 1)),
+    *({"theorem": t, "rule": rule, "samples": 1} for t in (1, 2) for rule in ("SPSMax", "Auto")),
+    *({"theorem": 3, "rule": "BiSPS", "samples": n, "convex": convex} for convex in (True, False) for n in (2, 1)),
+    {"theorem": 3, "rule": "BiSPS", "samples": 2, "lower_iters": 10},
+    {"theorem": 3, "rule": "constant", "samples": 1, "lower_iters": 10},
+    {"theorem": 3, "rule": "BiSLS", "samples": 1},
+)
+LONG = [case for case in CASES if case["rule"] == "BiSPS"][1:]  # left out of the smallest scale
+TITLES = {1: "Theorem 1: convex", 2: "Theorem 2: strongly convex", 3: "Theorem 3: bi-level"}
+TURNED = {Judgement.HOLDS: Judgement.FAILS, Judgement.FAILS: Judgement.HOLDS, Judgement.UNDECIDED: Judgement.UNDECIDED}
+
+
+def ask(plan: Plan) -> Asking:
+    """All rules and controls; several seeds at every scale, since the standard error comes from them."""
+    seeds = max(plan.seeds, plan.pick(2, 4, 5))
+    single, upper = plan.pick(2**7, 2**12, 2**13), plan.pick(2**6, 2**9, 2**10)
+    cases = [case for case in CASES if plan.scale != "smoke" or case not in LONG]
+    lengths = {1: single, 2: single, 3: upper}
+    configs = [RateRun(seed, steps=lengths[case["theorem"]], **case) for case in cases for seed in range(seeds)]
+    records = yield configs
+    groups = grouped([label(run) for run in records[::seeds]], records, seeds)
+    settings = {
+        "iterations": f"K up to {single} (Theorems 1 and 2) and {upper} (Theorem 3), seeds 0 to {seeds - 1}",
+        "slopes": f"of log(mean over seeds) against log K over the last {OCTAVES} octaves, standard error by the jackknife",
+        "holds": "slope <= exponent + 0.05 + 2 s.e.; undecided where log K explains the rest or the s.e. exceeds 0.1",
+        **numbers(groups),
+    }
+    return Findings(panels(groups), judge(groups), settings)
+
+
+def label(run: RunRecord) -> str:
+    """The name of a case."""
+    theorem, rule, samples = (run.config[name] for name in ("theorem", "rule", "samples"))
+    if rule in DEFAULTS:
+        return f"Theorem {theorem}: {rule}, nothing set"
+    name = f"Theorem {theorem}: {'constant steps' if rule == 'constant' else rule}"
+    if theorem == 3:
+        name += f", F {'' if run.config['convex'] else 'not '}convex, T = {run.numbers['T']:g}"
+    return name if rule in CONTROLS else f"{name}, {samples} sample{'s' * (samples > 1)}"
+
+
+def numbers(groups: Groups) -> dict[str, str]:
+    """The step sizes of the theorems' rules."""
+    shown = {}
+    for theorem in EXPONENTS:
+        first = next(runs[0] for runs in groups.values() if runs[0].config["theorem"] == theorem)
+        shown[f"theorem {theorem}"] = ", ".join(f"{name} {value:.3g}" for name, value in first.numbers.items())
+    return shown
+
+
+def panels(groups: Groups) -> tuple[Panel, ...]:
+    """One for each theorem, with its exponent as a dashed line."""
+    drawn = []
+    for theorem, exponent in EXPONENTS.items():
+        own = {name: runs for name, runs in groups.items() if runs[0].config["theorem"] == theorem}
+        lines = [
+            curve(name.split(": ", 1)[1], runs, "value", "K", ours=runs[0].config["rule"] in DEFAULTS, points=True)
+            for name, runs in own.items()
+        ]
+        ks = marks(next(iter(own.values()))[0].config["steps"])
+        top = 1.5 * max(line.y[0] for line in lines if np.isfinite(line.y[0]))
+        falls = tuple(top * (k / ks[0]) ** exponent for k in ks)
+        lines.append(Series(f"K^{exponent:g}", tuple(map(float, ks)), falls, dashed=True))
+        what = "mean of ||grad F||^2" if theorem == 3 else "f(mean iterate) - f*"
+        alt = f"{TITLES[theorem]}: {what} against K for each rule, beside a line of slope {exponent:g}."
+        drawn.append(Panel(TITLES[theorem], "K", what, tuple(lines), "log", "log", alt=alt))
+    return tuple(drawn)
+
+
+def slope(runs: Sequence[RunRecord]) -> Fit:
+    """The slope of one case; a run that was lost leaves none."""
+    return fit(runs[0].curve("K"), np.stack([run.curve("value") for run in runs]))
+
+
+def judge(groups: Groups) -> tuple[Verdict, ...]:
+    """Each rule against its theorem's exponent; controls must miss it."""
+    verdicts = []
+    for name, runs in groups.items():
+        exponent, rule, found = EXPONENTS[runs[0].config["theorem"]], runs[0].config["rule"], slope(runs)
+        judged, text = found.judged(exponent), f"slope {found.slope:.3f} +- {found.error:.3f}"
+        if rule in CONTROLS:
+            verdicts.append(claim(f"{name} (control): misses the rate K^{exponent:g}", TURNED[judged], text))
+        elif rule in DEFAULTS:
+            verdicts.append(ours(f"{name}: falls at least as K^{exponent:g}", judged, text))
+        else:
+            verdicts.append(claim(f"{name}: falls at least as K^{exponent:g}", judged, text))
+    return tuple(verdicts)
+
+
+FIGURE = Figure(
+    name="rates",
+    title="Rates of convergence",
+    paper="With two samples SPSB and SLSB converge as log K / sqrt K (convex) and log K / K (strongly convex), and BiSPS drives "
+    "the mean squared gradient of F down as log K / sqrt K.",
+    ask=ask,
+)

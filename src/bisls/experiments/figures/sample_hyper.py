@@ -1,0 +1,95 @@
+"""Figure sample_hyper: BiSPS with one and with two samples against decaying SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
+from bisls.experiments.bilevel import describe
+from bisls.experiments.drawing import curve
+from bisls.experiments.judging import alike, both, claim, mean, show
+from bisls.experiments.representation import (
+    ALIKE,
+    DEFAULT,
+    OWN,
+    finals,
+    over_seeds,
+    own_at_most,
+    representation,
+    tuned,
+)
+from bisls.outcome import Judgement, Panel, Verdict
+
+LOWER = 10.0  # the paper's constant lower step
+METHODS: dict[str, dict[str, Any]] = {
+    "BiSPS, one sample": {"method": "bisps", "samples": 1},
+    "BiSPS, two samples": {"method": "bisps", "samples": 2},
+    "decaying SGD": {"method": "sgd-decay"},
+}
+Runs = Mapping[float, Mapping[str, Sequence[RunRecord]]]
+
+
+def ask(plan: Plan) -> Asking:
+    """Every method at every alpha_b0, with the paper's lower step and with the one that tuning finds for SGD."""
+    alphas = plan.pick((0.1, 1.0), (0.1, 1.0, 10.0), (0.1, 1.0, 10.0))
+    best, found = yield from tuned(plan, ("sgd",), {DEFAULT: representation(plan, 0, DEFAULT)})
+    own, second = found[DEFAULT], best["sgd"].pair[1]
+    lowers = (LOWER,) if second == LOWER else (LOWER, second)
+    wanted = {
+        f"{beta} {alpha} {name}": representation(plan, 0, alpha=alpha, beta=beta, lower="constant", **settings)
+        for beta in lowers for alpha in alphas for name, settings in METHODS.items()
+    }  # fmt: skip
+    groups = yield from over_seeds(plan, wanted)
+    by_beta: dict[float, Runs] = {
+        beta: {alpha: {name: groups[f"{beta} {alpha} {name}"] for name in METHODS} for alpha in alphas}
+        for beta in lowers
+    }
+    panels = []
+    for beta, runs in by_beta.items():
+        lines = [
+            curve(f"{name}, {alpha:g}", one, "loss", dashed="SGD" in name)
+            for alpha, named in runs.items() for name, one in named.items()
+        ]  # fmt: skip
+        lines.append(curve(OWN, own, "loss", ours=True))
+        title = f"Lower step {beta:g}; methods and alpha_b0"
+        panels.append(Panel(title, "upper iteration", "validation loss", tuple(lines), yscale="log", ylim=(0.03, 2.0)))
+    settings = describe(
+        next(iter(wanted.values())), **{
+            "methods": "alpha_k at most alpha_b0 / sqrt(k + 1); decaying SGD has that very step",
+            "lower step": f"constant, {LOWER:g} as in the paper, and {second:g}, which tuning finds for SGD on this task",
+            "two samples": "loss and hypergradient norm for the step from an independent upper batch",
+        },
+    )  # fmt: skip
+    return Findings(tuple(panels), judge(by_beta, own), settings)
+
+
+def judge(by_beta: Mapping[float, Runs], own: Sequence[RunRecord]) -> tuple[Verdict, ...]:
+    """One and two samples are alike at every alpha_b0; undecided where both are lost."""
+    verdicts: list[Verdict] = []
+    everything: dict[str, Sequence[RunRecord]] = {}
+    for beta, runs in by_beta.items():
+        judgements, numbers = [], []
+        for alpha, named in runs.items():
+            ends = {name: finals(one) for name, one in named.items()}
+            pair = {name: values for name, values in ends.items() if name.startswith("BiSPS")}
+            lost = all(mean(values) == inf for values in pair.values())
+            judgements.append(Judgement.UNDECIDED if lost else alike(pair, ALIKE)[0])
+            numbers.append(f"alpha_b0 = {alpha:g}: " + " / ".join(show(mean(values)) for values in ends.values()))
+            everything |= {f"{name}, beta {beta:g}, alpha_b0 {alpha:g}": one for name, one in named.items()}
+        statement = (
+            f"With lower step {beta:g}, one and two samples end within {ALIKE:.0%} of each other at every alpha_b0"
+        )
+        shown = f"one sample / two samples / decaying SGD: {'; '.join(numbers)}"
+        verdicts.append(claim(statement, both(*judgements), shown))
+    return (*verdicts, own_at_most(everything, own))
+
+
+FIGURE = Figure(
+    name="sample_hyper",
+    title="BiSPS with one and two samples (hyper-representation)",
+    paper="Whether the step of BiSPS comes from the batch of the hypergradient or from another one makes little difference.",
+    ask=ask,
+    data=("mnist",),
+)

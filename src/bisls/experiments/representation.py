@@ -1,0 +1,231 @@
+"""What the figures on hyper-representation have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+
+from bisls.experiments.base import Config, Plan, RunRecord
+from bisls.experiments.bilevel import BilevelRun, describe
+from bisls.experiments.drawing import curve
+from bisls.experiments.judging import alike, at_most, claim, listed, mean, ours, show
+from bisls.outcome import Judgement, Panel, Verdict
+
+DEFAULT = "default"
+OWN = "BiSLS, nothing set"  # what the legends call it
+METHODS = {"BiSLS-SGD": "bisls-sgd", "BiSLS-Adam": "bisls-adam"}
+ALPHA, BETA = 10.0, 100.0  # alpha_b0 and beta_b0, where the paper's searches begin
+ALIKE = 0.25  # final losses are alike where the largest is at most 25 % above the smallest
+PROGRESS = 0.9  # a run got somewhere where its final loss is at most 90 % of the first
+DIVERGED = 10.0
+BETAS = (10.0, 5.0, 1.0, 0.5, 0.1, 0.05, 0.01)
+ALPHAS = {"adam": (1e-2, 1e-3, 5e-4, 1e-4, 5e-5, 1e-5), "sgd": (0.1, 0.05, 0.01, 0.005, 0.0025, 0.001)}
+
+Groups = dict[str, list[RunRecord]]
+"""Runs by name, one for each seed."""
+
+Pair = tuple[float, float]
+
+
+def representation(plan: Plan, seed: int, method: str, **settings: Any) -> BilevelRun:
+    """A run at the scale of the plan: 1000 iterations at full scale, 60 at the quick one; the rest as the paper has it."""
+    own: dict[str, Any] = {
+        "task": "representation",
+        "data": plan.pick("digits", "mnist", "mnist"),
+        "method": method,
+        "steps": plan.pick(4, 60, 1000),
+        "every": plan.pick(2, 5, 20),
+        "batch": plan.pick(32, 256, 256),
+        "lower_iters": plan.pick(2, 10, 10),
+        "max_checks": plan.pick(10, 200, 200),
+    }
+    if method == DEFAULT:
+        own["terms"] = 0
+    return BilevelRun(seed, **{**own, **settings})
+
+
+def search(plan: Plan, method: str = "bisls-adam", **settings: Any) -> BilevelRun:
+    """The paper's search from alpha_b0 = 10 and beta_b0 = 100, reset option 3 with eta = 2 at both levels."""
+    return representation(plan, 0, method, **{"alpha": ALPHA, "beta": BETA, **settings})
+
+
+def dear(plan: Plan, method: str, **settings: Any) -> BilevelRun:
+    """The same with reset option 1 below, which makes iterations dear: 25 of them at the quick scale.
+
+    There the lower search begins at 2, which is above all that it finds from 100, and saves 37 checks a lower step.
+    """
+    own: dict[str, Any] = {"steps": plan.pick(2, 25, 1000), "every": plan.pick(2, 5, 20)}
+    if method != DEFAULT:
+        own |= {"alpha": ALPHA, "beta": plan.pick(2.0, 2.0, BETA), "lower_reset": 1}
+    return representation(plan, 0, method, **{**own, **settings})
+
+
+def over_seeds(
+    plan: Plan, wanted: Mapping[str, BilevelRun]
+) -> Generator[Sequence[Config], Sequence[RunRecord], Groups]:
+    """Ask for runs by name, each for all seeds."""
+    records = yield spread(plan, wanted)
+    return gather(plan, wanted, records)
+
+
+def spread(plan: Plan, wanted: Mapping[str, BilevelRun]) -> list[Config]:
+    """The runs for all seeds, in order of names and then seeds."""
+    return [replace(config, seed=seed) for config in wanted.values() for seed in plan.each_seed]
+
+
+def gather(plan: Plan, names: Iterable[str], records: Sequence[RunRecord]) -> Groups:
+    """The records of `spread`, by name."""
+    n = plan.seeds
+    return {name: list(records[i * n : (i + 1) * n]) for i, name in enumerate(names)}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A method with constant steps, tuned.
+
+    Attributes:
+        pair: alpha and beta with the lowest final loss on seed 0.
+        grid: The run of each pair that was tried.
+        runs: The best pair on all seeds.
+    """
+
+    pair: Pair
+    grid: Mapping[Pair, RunRecord]
+    runs: list[RunRecord]
+
+    def __str__(self) -> str:
+        return f"alpha = {self.pair[0]:g}, beta = {self.pair[1]:g} (best of {len(self.grid)} pairs)"
+
+
+def tuned(
+    plan: Plan, methods: Sequence[str] = ("adam", "sgd"), beside: Mapping[str, BilevelRun] | None = None
+) -> Generator[Sequence[Config], Sequence[RunRecord], tuple[dict[str, Tuned], Groups]]:
+    """Tune constant steps on seed 0 by the final loss, then run the best pair on all seeds.
+
+    At full scale the paper's grid is run. At the quick one three values of each step, and then the neighbours on the paper's
+    grid of the best pair until it is the best of its neighbours.
+
+    Args:
+        plan: The scale.
+        methods: Of "adam" and "sgd".
+        beside: Other runs, which are asked for at the same time.
+    """
+    beside = beside or {}
+    others = spread(plan, beside)
+    tried: dict[str, dict[Pair, RunRecord]] = {method: {} for method in methods}
+    groups: Groups = {}
+    wanted = [(method, pair) for method in methods for pair in first_pairs(plan, method)]
+    while wanted or others:
+        asked = [representation(plan, 0, method, alpha=a, beta=b) for method, (a, b) in wanted]
+        records = yield [*asked, *others]
+        for (method, pair), record in zip(wanted, records, strict=False):
+            tried[method][pair] = record
+        if others:
+            groups, others = gather(plan, beside, records[len(wanted) :]), []
+        wanted = [] if plan.scale == "smoke" else [(m, p) for m in methods for p in neighbours(m, tried[m])]
+    best = {method: best_pair(grid) for method, grid in tried.items()}
+    again = {m: representation(plan, 0, m, alpha=a, beta=b) for m, (a, b) in best.items()}
+    runs = yield from over_seeds(plan, again)
+    return {method: Tuned(best[method], tried[method], runs[method]) for method in methods}, groups
+
+
+def first_pairs(plan: Plan, method: str) -> list[Pair]:
+    """The pairs that tuning begins with."""
+    alphas = plan.pick(ALPHAS[method][1:4:2], ALPHAS[method][1::2], ALPHAS[method])
+    return list(product(alphas, plan.pick(BETAS[4:5], BETAS[2::2], BETAS)))
+
+
+def best_pair(grid: Mapping[Pair, RunRecord]) -> Pair:
+    """The pair with the lowest final loss; the smallest steps where none is finite."""
+    return min(grid, key=lambda pair: (finals([grid[pair]])[0], pair))
+
+
+def neighbours(method: str, grid: Mapping[Pair, RunRecord]) -> list[Pair]:
+    """The pairs next to the best one on the paper's grid that have not been tried."""
+    alpha, beta = best_pair(grid)
+    i, j = ALPHAS[method].index(alpha), BETAS.index(beta)
+    near = [(i - 1, j), (i + 1, j), (i, j - 1), (i, j + 1)]
+    inside = [(a, b) for a, b in near if 0 <= a < len(ALPHAS[method]) and 0 <= b < len(BETAS)]
+    return [pair for a, b in inside if (pair := (ALPHAS[method][a], BETAS[b])) not in grid]
+
+
+def finals(records: Sequence[RunRecord], name: str = "loss") -> list[float]:
+    """Where the runs ended, one number for each seed; a loss of more than `DIVERGED` times the first counts as infinite."""
+    values = [record.last(name) for record in records]
+    if name == "loss":
+        return [v if v <= DIVERGED * r.curves[name][0] else inf for v, r in zip(values, records, strict=True)]
+    return values
+
+
+def errors(records: Sequence[RunRecord]) -> list[float]:
+    """The share of test samples that are wrong at the end; infinite for a run that was lost."""
+    return [1 - value if isfinite(value) else inf for value in finals(records, "accuracy")]
+
+
+def checks(records: Sequence[RunRecord], level: str = "upper") -> list[float]:
+    """Checks of the upper search in an iteration, or of the lower search in a lower step."""
+    found = []
+    for record in records:
+        steps = len(record.curves["upper_checks"]) if level == "upper" else np.sum(record.curve("lower_steps"))
+        found.append(float(np.sum(record.curve(f"{level}_checks")) / max(1.0, float(steps))))
+    return found
+
+
+def all_alike(what: str, groups: Mapping[str, Sequence[RunRecord]], within: float = ALIKE) -> Verdict:
+    """The claim that final losses are alike; undecided where no run got anywhere, for then all are alike in that."""
+    ends = {name: finals(runs) for name, runs in groups.items()}
+    begun = mean([run.curves["loss"][0] for runs in groups.values() for run in runs])
+    judgement, ratio = alike(ends, within)
+    if judgement is Judgement.HOLDS and min(map(mean, ends.values())) > PROGRESS * begun:
+        judgement = Judgement.UNDECIDED
+    statement = f"{what}: the largest final loss is at most {within:.0%} above the smallest"
+    return claim(statement, judgement, f"{listed(ends)}; largest / smallest {show(ratio)}; at the start {show(begun)}")
+
+
+def own_at_most(groups: Mapping[str, Sequence[RunRecord]], own: Sequence[RunRecord]) -> Verdict:
+    """Our default ends at or below the best of the others."""
+    ends = {name: finals(runs) for name, runs in groups.items()}
+    best = min(ends, key=lambda name: mean(ends[name]))
+    numbers = f"BiSLS {show(mean(finals(own)))}, best of the others ({best}) {show(mean(ends[best]))}"
+    return ours(
+        "The default, with nothing set, ends at or below the best of the others",
+        at_most(finals(own), ends[best]),
+        numbers,
+    )
+
+
+def by_method(
+    plan: Plan, variants: Mapping[str, Mapping[str, Any]]
+) -> Generator[Sequence[Config], Sequence[RunRecord], tuple[dict[str, Groups], list[RunRecord], tuple[Panel, ...]]]:
+    """Variants of BiSLS-SGD and of BiSLS-Adam with reset option 1 below, and the default.
+
+    Args:
+        plan: The scale.
+        variants: Settings by name.
+
+    Returns:
+        The runs by method and variant, those of the default, and a panel of validation losses for each method.
+    """
+    wanted = {f"{m} {v}": dear(plan, METHODS[m], **settings) for m in METHODS for v, settings in variants.items()}
+    found = yield from over_seeds(plan, {**wanted, DEFAULT: dear(plan, DEFAULT)})
+    groups = {method: {name: found[f"{method} {name}"] for name in variants} for method in METHODS}
+    panels = []
+    for method, runs in groups.items():
+        lines = [curve(name, one, "loss") for name, one in runs.items()]
+        lines.append(curve(OWN, found[DEFAULT], "loss", ours=True))
+        panels.append(Panel(method, "upper iteration", "validation loss", tuple(lines), yscale="log"))
+    return groups, found[DEFAULT], tuple(panels)
+
+
+def describe_dear(plan: Plan, **names: str) -> dict[str, str]:
+    """The settings of the runs of `dear`."""
+    shown = dear(plan, "bisls-adam")
+    below = f"reset option 1 from beta_b0 = {shown.beta:g}"
+    if shown.beta != BETA:
+        below += f" (the paper's {BETA:g} costs {9.5 * np.log(BETA / (shown.beta or 1)):.0f} more checks a lower step)"
+    return describe(shown, **{"upper search": f"from alpha_b0 = {ALPHA:g}", "lower search": below, **names})

@@ -1,0 +1,55 @@
+"""Finished runs, one file each, by configuration: a finished run is never repeated, and none is ever half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from bisls.experiments.base import Config, RunRecord, from_json, to_json
+
+
+class Store:
+    """A folder of finished runs.
+
+    Args:
+        folder: Where they are; made if need be.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, config: Config) -> Path:
+        """Where the record of a run is, or would be."""
+        return self.folder / f"{config.key}.json"
+
+    def get(self, config: Config) -> RunRecord | None:
+        """The record of a run, or None. A file that can't be read counts as none: the run is done again."""
+        path = self.path(config)
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            return from_json(config.described(), raw)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def put(self, config: Config, record: RunRecord) -> None:
+        """Keep a record; the file appears under its name when it is whole."""
+        write_whole(self.path(config), to_json(record))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under another name and move it: nobody ever reads a part of it, and a full disk leaves the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+    os.replace(file.name, path)

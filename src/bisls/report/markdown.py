@@ -1,0 +1,106 @@
+"""The same report as a Markdown page, for the documentation."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from bisls.outcome import Outcome, Verdict
+from bisls.report.files import write_whole
+from bisls.report.page import PAPER, save_plots
+from bisls.report.summary import DECIDING, SCALES, SYMBOLS, Origin, all_verdicts, count, described, slugs, words
+
+
+def markdown_table(outcomes: Sequence[Outcome]) -> str:
+    """The counts and a table of all statements."""
+    verdicts = all_verdicts(outcomes)
+    lines = [
+        f"The paper's claims: {count(verdicts, ours=False)}. Our default: {count(verdicts, ours=True)}.",
+        "",
+        "| figure | statement | verdict | numbers |",
+        "|---|---|---|---|",
+    ]
+    for outcome, name in zip(outcomes, slugs([outcome.name for outcome in outcomes]), strict=True):
+        lines += [
+            f"| [{_escape(outcome.name)}](#fig-{name}) | {_statement(v)} | {_badge(v)} | {_escape(v.numbers)} |"
+            for v in outcome.verdicts
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def write_markdown(
+    outcomes: Sequence[Outcome], path: Path | str, images: str = "plots", title: str = "Reproduction"
+) -> Path:
+    """Write the page, and its plots as PNG files.
+
+    Args:
+        outcomes: What the figures came to, in the order of the page.
+        path: The file.
+        images: The folder of the plots, seen from the page.
+        title: The page's heading.
+
+    Returns:
+        The path of the page.
+    """
+    path = Path(path)
+    names = slugs([outcome.name for outcome in outcomes])
+    for outcome, name in zip(outcomes, names, strict=True):
+        save_plots(outcome, name, path.parent / images, formats=("png",))
+    origin = Origin.of(outcomes)
+    lines = [f"# {_escape(title)}", "", f"The experiments of *{PAPER}*, run again with bisls.", ""]
+    scales = [f"{scale} ({SCALES[scale]})" if scale in SCALES else _escape(scale) for scale in origin.scales]
+    lines += [f"- scale: {', '.join(scales) or 'nothing was run'}"]
+    lines += [f"- newest record: {_escape(origin.newest)}"] if origin.newest else []
+    lines += [f"- versions: {_escape(words(origin.versions))}"] if origin.versions else []
+    lines += [f"- commit: {_escape(', '.join(origin.commits) or 'not recorded')}", ""]
+    lines += [line for warning in origin.warnings for line in (f"**Note.** {_escape(warning)}", "")]
+    lines += ["## Summary", "", markdown_table(outcomes)]
+    for outcome, name in zip(outcomes, names, strict=True):
+        lines += _section(outcome, name, images.rstrip("/"))
+    lines += ["## How verdicts are decided", ""]
+    lines += [line for paragraph in DECIDING for line in (paragraph, "")]
+    write_whole(path, "\n".join(lines).rstrip("\n") + "\n")
+    return path
+
+
+def _section(outcome: Outcome, name: str, images: str) -> list[str]:
+    lines = [f'<a id="fig-{name}"></a>', "", f"## {_escape(outcome.name)}: {_escape(outcome.title)}", ""]
+    for i, panel in enumerate(outcome.panels, 1):
+        lines += [f"![{_escape(described(panel))}]({images}/{name}-{i}.png)", ""]
+    for i, row in enumerate(outcome.pictures, 1):
+        alt = _escape(f"{row.title}: {', '.join(row.labels)}")
+        lines += [f"![{alt}]({images}/{name}-pictures-{i}.png)", ""]
+    if outcome.paper.strip():
+        lines += ["**What the paper says.** " + _prose(outcome.paper), ""]
+    lines += [
+        "**What we saw.** " + (_prose(outcome.seen) or ("" if outcome.verdicts else "No statement was judged.")),
+        "",
+    ]
+    for verdict in outcome.verdicts:
+        numbers = f" ({_escape(verdict.numbers)})" if verdict.numbers else ""
+        lines.append(f"- {_badge(verdict)}: {_statement(verdict)}{numbers}")
+    lines += ["", "| setting | |", "|---|---|", f"| scale | {_escape(outcome.scale)} |"]
+    lines += [f"| {_escape(key)} | {_escape(value)} |" for key, value in outcome.settings.items()]
+    lines += [f"| {_escape(str(key))} | {_escape(words(value))} |" for key, value in outcome.facts.items()]
+    if outcome.command:
+        lines += ["", "Run it again:", "", *(f"    {line}" for line in outcome.command.splitlines())]
+    return [*lines, ""]
+
+
+def _badge(verdict: Verdict) -> str:
+    return f"{SYMBOLS[verdict.judgement]} {verdict.judgement}"
+
+
+def _statement(verdict: Verdict) -> str:
+    return _escape(verdict.statement) + (" *(our default)*" if verdict.ours else "")
+
+
+def _prose(text: str) -> str:
+    return "\n\n".join(_escape(part) for part in text.split("\n\n") if part.strip())
+
+
+def _escape(text: str) -> str:
+    """Text that Markdown and HTML leave alone, on one line."""
+    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", html.escape(" ".join(text.split()), quote=False))

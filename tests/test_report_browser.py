@@ -1,0 +1,67 @@
+"""The page of a report as Chromium shows it: wide, narrow, light, dark."""
+
+from __future__ import annotations
+
+import pytest
+from made_up import every_feature, realistic
+
+from bisls.report.page import page
+
+
+@pytest.fixture(scope="module", params=[realistic, every_feature], ids=["realistic", "every_feature"])
+def written(request, tmp_path_factory):
+    outcomes = request.param()
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(page(outcomes, expected=("rates",)), encoding="utf-8")
+    return outcomes, path
+
+
+def test_everything_is_shown_and_nothing_complains(browser, written):
+    outcomes, path = written
+    browser.open(path)
+    assert browser.complaints() == []
+    assert browser.requests() == []
+    assert len(browser.sizes("section.figure")) == len(outcomes) + 1
+    assert len(browser.sizes("section.figure .plot > svg")) == sum(len(one.panels) for one in outcomes)
+    assert len(browser.sizes(".pictures img")) == sum(len(row.images) for one in outcomes for row in one.pictures)
+    for selector in ("section.figure .plot > svg", ".pictures img"):
+        assert all(width > 60 and height > 60 for width, height in browser.sizes(selector)), selector
+    assert all(width > 20 and height > 8 for width, height in browser.sizes(".legend svg"))
+    curves = browser.run(
+        "return [...document.querySelectorAll('.plot > svg path[style*=\"--plot-series-1\"]')]"
+        ".map(e => getComputedStyle(e).stroke)"
+    )
+    assert "rgb(11, 91, 181)" in curves
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1280])
+def test_no_width_scrolls_sideways(browser, written, width):
+    browser.open(written[1], width=width)
+    assert browser.run("return window.innerWidth") == width
+    assert browser.overflow() <= 0
+    browser.run("document.querySelectorAll('details').forEach(e => e.open = true)")
+    assert browser.overflow() <= 0
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_text_is_readable_in_both_schemes(browser, written, width):
+    backgrounds = []
+    for dark in (False, True):
+        browser.open(written[1], width=width, dark=dark)
+        browser.run("document.querySelectorAll('details').forEach(e => e.open = true)")
+        ratio, where = browser.worst_contrast()
+        assert ratio >= 4.5, (dark, where)
+        backgrounds.append(browser.background())
+    assert backgrounds[0] == "rgb(255, 255, 255)"
+    assert backgrounds[1] == "rgb(20, 23, 27)"
+
+
+def test_the_keyboard_reaches_the_report(browser, written):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(written[1])
+    browser.driver.find_element("tag name", "body").send_keys(Keys.TAB)
+    assert browser.run("return document.activeElement.className") == "skip"
+    assert browser.run("return document.activeElement.getBoundingClientRect().left") >= 0
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.run("return location.hash") == "#main"

@@ -1,0 +1,392 @@
+"""Runs that are asked for, kept, resumed and judged; the command around them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from bisls import cli, console
+from bisls.data import DataError
+from bisls.experiments import NAMES, Plan, Store, figure, reproduce, sweep
+from bisls.experiments.base import Config, Figure, Findings, RunRecord
+from bisls.experiments.bilevel import BilevelRun
+from bisls.experiments.judging import alike, at_most, below, both, claim, mean, yes
+from bisls.experiments.store import write_whole
+from bisls.outcome import Judgement, Outcome, Panel, Series
+
+runner = CliRunner()
+
+
+@dataclass(frozen=True)
+class Made(Config):
+    """A run that only counts how often it is made."""
+
+    kind: ClassVar[str] = "made"
+    value: float = 1.0
+    made: ClassVar[list] = []
+
+    @property
+    def work(self):
+        return self.value
+
+    def execute(self):
+        self.made.append(self)
+        return RunRecord(self.described(), {"loss": (self.value, float("inf"), float("nan"))}, {"end": self.value})
+
+
+class Quiet:
+    def __init__(self):
+        self.asked, self.cached, self.names = [], 0, []
+
+    def wanted(self, runs, cached):
+        self.asked.append([run.value for run in runs])
+        self.cached += cached
+
+    def done(self, config, record):
+        pass
+
+    def figure(self, outcome):
+        self.names.append(outcome.name)
+
+
+def two_stages(plan):
+    first = yield [Made(seed, value) for value in (3.0, 1.0, 2.0) for seed in plan.each_seed]
+    best = min(record.numbers["end"] for record in first)
+    second = yield [Made(seed, best + 10) for seed in plan.each_seed]
+    numbers = str([record.numbers["end"] for record in (*first, *second)])
+    return Findings((), (claim("it is so", yes(best == 1.0), numbers),), {"a": "b"})
+
+
+def one_stage(plan):
+    records = yield [Made(0, 1.0)]
+    return Findings((), (claim("one", yes(records[0].numbers["end"] == 1.0), ""),), {})
+
+
+TWO = Figure("two", "Two stages", "", two_stages)
+ONE = Figure("one", "One stage", "", one_stage)
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    Made.made.clear()
+
+
+def test_a_figure_is_sent_what_it_asks_for_in_its_order(tmp_path):
+    watcher = Quiet()
+    two, one = reproduce([TWO, ONE], Plan("smoke", 2), Store(tmp_path), watcher)
+    assert two.verdicts[0].numbers == "[3.0, 3.0, 1.0, 1.0, 2.0, 2.0, 11.0, 11.0]"
+    assert watcher.asked == [[3.0, 3.0, 2.0, 2.0, 1.0, 1.0], [11.0, 11.0]]  # the long ones first
+    assert len(Made.made) == 8  # what both ask for is run once
+    assert [one.verdicts[0].judgement, two.verdicts[0].judgement] == [Judgement.HOLDS] * 2
+    assert watcher.names == ["one", "two"]
+    assert two.facts["runs"] == 8
+    assert two.facts["seeds"] == [0, 1]
+    assert two.command == "bisls reproduce two --scale smoke --seeds 2"
+
+
+def test_a_finished_run_is_never_repeated(tmp_path):
+    first = reproduce([TWO], Plan("smoke", 1), Store(tmp_path), Quiet())
+    made = len(Made.made)
+    watcher = Quiet()
+    again = reproduce([TWO], Plan("smoke", 1), Store(tmp_path), watcher)
+    assert len(Made.made) == made
+    assert watcher.cached == 4
+    assert first[0].to_json() == again[0].to_json()
+    reproduce([TWO], Plan("smoke", 2), Store(tmp_path), Quiet())
+    assert len(Made.made) == 2 * made  # the new seed alone
+
+
+def test_what_a_sweep_had_done_is_kept_when_a_run_raises(tmp_path, monkeypatch):
+    def fail(self):
+        if self.value == 1.0:
+            raise MemoryError
+        return execute(self)
+
+    execute = Made.execute
+    monkeypatch.setattr(Made, "execute", fail)
+    with pytest.raises(MemoryError):
+        reproduce([TWO], Plan("smoke", 1), Store(tmp_path), Quiet())
+    assert len(list(tmp_path.glob("*.json"))) == 2
+    monkeypatch.setattr(Made, "execute", execute)
+    Made.made.clear()
+    reproduce([TWO], Plan("smoke", 1), Store(tmp_path), Quiet())
+    assert [run.value for run in Made.made] == [1.0, 11.0]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"curves": 3}', "null"])
+def test_a_record_that_cannot_be_read_is_made_again(tmp_path, content):
+    store, config = Store(tmp_path), Made(0, 4.0)
+    store.put(config, config.execute())
+    record = store.get(config)
+    assert record.curves["loss"][:2] == (4.0, float("inf"))
+    assert np.isnan(record.curves["loss"][2])
+    store.path(config).write_text(content)
+    assert store.get(config) is None
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_whole(path, "old")
+
+    def full(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_key_is_of_one_configuration():
+    configs = [
+        Made(0),
+        Made(1),
+        Made(0, 2.0),
+        BilevelRun(0),
+        BilevelRun(0, steps=5),
+        BilevelRun(0, method="sgd", alpha=1, beta=1),
+    ]
+    assert len({config.key for config in configs}) == len(configs)
+    assert Made(0, 2.0).key == Made(0, 2.0).key
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"method": "magic"}, "method"),
+        ({"method": "sgd"}, "alpha"),
+        ({"steps": 0}, "steps"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"reset": 4}, "reset"),
+        ({"linear": "lu"}, "linear"),
+        ({"task": "chess"}, "task"),
+        ({"data": "cifar"}, "data"),
+    ],
+)
+def test_a_configuration_is_checked(wrong, named):
+    with pytest.raises(ValueError, match=named):
+        BilevelRun(0, **wrong)
+
+
+def test_plans_are_checked():
+    with pytest.raises(ValueError, match="scale"):
+        Plan("huge", 1)
+    with pytest.raises(ValueError, match="seeds"):
+        Plan("quick", 0)
+
+
+def test_rules_of_judging():
+    inf = float("inf")
+    assert at_most([1.0, 1.2], [1.3, 1.1]) is Judgement.HOLDS
+    assert at_most([1.31, 1.1], [1.3, 1.1]) is Judgement.UNDECIDED
+    assert at_most([2.0, 2.1], [1.0, 1.1]) is Judgement.FAILS
+    assert at_most([1.0], [inf]) is Judgement.HOLDS
+    assert at_most([inf], [1.0]) is Judgement.FAILS
+    assert at_most([inf], [inf]) is Judgement.UNDECIDED
+    assert below([1.0, 1.1], [2.0, 2.1]) is Judgement.HOLDS
+    assert below([1.0, 1.3], [1.05, 1.35]) is Judgement.UNDECIDED
+    assert below([2.0], [1.0]) is Judgement.FAILS
+    assert below([inf], [inf]) is Judgement.UNDECIDED
+    assert alike({"a": [1.0], "b": [1.1]}, 0.2) == (Judgement.HOLDS, 1.1)
+    assert alike({"a": [1.0], "b": [2.0]}, 0.2)[0] is Judgement.FAILS
+    assert alike({"a": [1.0], "b": [inf]}, 0.2) == (Judgement.FAILS, inf)
+    assert alike({"a": [1.0, 2.0], "b": [1.0, 2.8]}, 0.2)[0] is Judgement.UNDECIDED
+    assert both(Judgement.HOLDS, Judgement.UNDECIDED) is Judgement.UNDECIDED
+    assert both(Judgement.HOLDS, Judgement.FAILS, Judgement.UNDECIDED) is Judgement.FAILS
+    assert mean([1.0, float("nan")]) == inf
+
+
+def test_an_outcome_survives_json():
+    series = Series("s", (1.0, "b"), (1.0, float("inf")), low=(0.5, 0.5), high=(2.0, float("-inf")))
+    one = Outcome(
+        "n",
+        "t",
+        "p",
+        "s",
+        "smoke",
+        {"a": "b"},
+        (Panel("t", "x", "y", (series,), ylim=(0.0, 1.0)),),
+        (),
+        facts={"k": [1]},
+    )
+    assert Outcome.from_json(one.to_json()) == one
+    gap = Outcome.from_json(
+        Outcome(
+            "n", "", "", "", "quick", {}, (Panel("", "", "", (Series("", (1.0,), (float("nan"),)),)),), ()
+        ).to_json()
+    )
+    assert np.isnan(gap.panels[0].series[0].y[0])
+
+
+def test_every_figure_is_known_and_says_what_the_paper_says():
+    for name in NAMES:
+        one = figure(name)
+        assert one.name == name
+        assert len(one.paper) > 30
+        assert one.title
+
+
+# --- the command
+
+
+def invoke(*arguments):
+    return runner.invoke(cli.app, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("reproduce", "qudratics"), "did you mean quadratics"),
+        (("reproduce", "--scale", "huge"), "smoke, quick, paper"),
+        (("reproduce", "--backend", "slurm"), "local, dask, ray"),
+        (("reproduce", "--seeds", "0"), "greater than or equal to 1"),
+        (("sensitivity", "chess"), "penalties"),
+        (("sensitivity", "--method", "magic"), "bisls"),
+        (("bench", "magic"), "regret"),
+    ],
+)
+def test_misuse_ends_with_2_and_a_hint(arguments, said):
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert said in re.sub(r"[│\s]+", " ", result.output)
+    assert "Traceback" not in result.output
+
+
+def test_lists_name_everything():
+    listed = invoke("list").output
+    assert all(name in listed for name in NAMES)
+    assert "regret" in invoke("bench").output
+
+
+def test_every_command_has_help_with_examples():
+    for command in ("demo", "list", "data", "reproduce", "report", "sensitivity", "bench"):
+        result = invoke(command, "--help")
+        assert result.exit_code == 0
+        assert f"bisls {command}" in re.sub(r"\s+", " ", result.output), command
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = invoke(
+        "reproduce", "quadratics", "--scale", "smoke", "--jobs", "1", "--out", str(tmp_path / "file" / "out")
+    )
+    assert result.exit_code == 1
+    assert "cannot write to --out" in result.output
+
+
+def test_a_full_disk_is_said(tmp_path, monkeypatch):
+    def full(self, config, record):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Store, "put", full)
+    result = invoke("reproduce", "quadratics", "--scale", "smoke", "--jobs", "1", "--out", str(tmp_path))
+    assert result.exit_code == 1
+    assert "No space left on device" in result.output
+    assert "finished runs are kept" in result.output
+
+
+def test_ctrl_c_is_said(tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "parallel", stop)
+    result = invoke("reproduce", "quadratics", "--scale", "smoke", "--out", str(tmp_path))
+    assert result.exit_code == 130
+    assert "the same command goes on" in result.output
+
+
+def test_figures_without_data_are_left_out_and_the_others_made(tmp_path, monkeypatch):
+    def unreachable(name, *_):
+        raise DataError(f"no source of {name} answers; put the file there")
+
+    def none(plan):
+        yield []
+        return Findings((), (claim("nothing", yes(True), ""),), {})
+
+    monkeypatch.setattr(console, "fetch", unreachable)
+    monkeypatch.setattr(
+        console, "chosen_figures", lambda names: [Figure("a", "A", "", none, ("mnist",)), Figure("b", "B", "", none)]
+    )
+    result = invoke("reproduce", "--scale", "quick", "--out", str(tmp_path))
+    assert result.exit_code == 1
+    said = re.sub(r"\s+", " ", result.output)
+    assert "no source of mnist answers; put the file there" in said
+    assert "left out for want of data: a" in said
+    assert [path.stem for path in (tmp_path / "outcomes").iterdir()] == ["b"]
+
+
+def test_sensitivity_of_a_task(tmp_path):
+    result = invoke("sensitivity", "quadratic", "--steps", "15", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "spread" in result.output
+    report = json.loads((tmp_path / "sensitivity-quadratic-bisls.json").read_text())
+    assert report["spread"] < 1.2
+    assert (tmp_path / "sensitivity-quadratic-bisls.png").stat().st_size > 1000
+
+
+COMMAND = [sys.executable, "-m", "bisls", "reproduce", "quadratics", "trajectories", "--scale", "smoke", "--seeds", "3"]
+
+
+def without_times(page):
+    """The page but for how long the runs took."""
+    return re.sub(r"[\d.,]+\s*(?:CPU )?(?:seconds|s)\b", "some s", page)
+
+
+def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path):
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([*COMMAND, "--jobs", "1", "--out", str(whole)], check=True, timeout=300, **quiet)
+    total = len(list((whole / "runs").glob("*.json")))
+    assert total >= 6
+    finished: dict[Path, int] = {}
+    for goal in (2, total // 2):
+        process = subprocess.Popen([*COMMAND, "--jobs", "1", "--out", str(killed)], **quiet)
+        while len(list((killed / "runs").glob("*.json"))) < goal and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        there = {path: path.stat().st_mtime_ns for path in (killed / "runs").glob("*.json")}
+        assert all(there[path] == when for path, when in finished.items())
+        finished = there
+    assert len(finished) >= 2
+    subprocess.run([*COMMAND, "--jobs", "1", "--out", str(killed)], check=True, timeout=300, **quiet)
+    there = {path: path.stat().st_mtime_ns for path in (killed / "runs").glob("*.json")}
+    assert all(there[path] == when for path, when in finished.items())  # no finished run was repeated
+    assert {path.name for path in there} == {path.name for path in (whole / "runs").glob("*.json")}
+    pages = [without_times((folder / "report.html").read_text()) for folder in (whole, killed)]
+    assert pages[0] == pages[1]
+
+
+def test_a_cluster_runs_the_same_sweep(tmp_path):
+    """Dask, with workers in processes of their own; ray has the same interface in joblib and is not installed here."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*COMMAND[:4], "quadratics", "--scale", "smoke", "--seeds", "2", "--jobs", "2"]
+    for backend in ("local", "dask"):
+        out = tmp_path / backend
+        done = subprocess.run(
+            [*command, "--backend", backend, "--out", str(out)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr
+    local, dask = ({p.name: p for p in (tmp_path / b / "runs").glob("*.json")} for b in ("local", "dask"))
+    assert local.keys() == dask.keys()
+    for name, path in local.items():
+        one, two = json.loads(path.read_text()), json.loads(dask[name].read_text())
+        assert one["curves"] == two["curves"]
