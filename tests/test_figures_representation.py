@@ -249,3 +249,4 @@ def test_sample_hyper():
     assert verdicts(0.1, 0.3, 0.2) == [FAILS, FAILS]
     assert verdicts(0.1, 1e9, 0.2) == [FAILS, FAILS]
     assert verdicts(1e9, 1e9, 0.2) == [UNDECIDED, HOLDS]
+    assert verdicts(0.5, 0.5, 0.2) == [UNDECIDED, HOLDS]

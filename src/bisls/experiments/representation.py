@@ -55,11 +55,11 @@ def search(plan: Plan, method: str = "bisls-adam", **settings: Any) -> BilevelRu
 
 
 def dear(plan: Plan, method: str, **settings: Any) -> BilevelRun:
-    """The same with reset option 1 below, which makes iterations dear: 25 of them at the quick scale.
+    """The same with reset option 1 below, which makes iterations dear: 20 of them at the quick scale.
 
     There the lower search begins at 2, which is above all that it finds from 100, and saves 37 checks a lower step.
     """
-    own: dict[str, Any] = {"steps": plan.pick(2, 25, 1000), "every": plan.pick(2, 5, 20)}
+    own: dict[str, Any] = {"steps": plan.pick(2, 20, 1000), "every": plan.pick(2, 5, 20)}
     if method != DEFAULT:
         own |= {"alpha": ALPHA, "beta": plan.pick(2.0, 2.0, BETA), "lower_reset": 1}
     return representation(plan, 0, method, **{**own, **settings})
@@ -176,15 +176,21 @@ def checks(records: Sequence[RunRecord], level: str = "upper") -> list[float]:
     return found
 
 
-def all_alike(what: str, groups: Mapping[str, Sequence[RunRecord]], within: float = ALIKE) -> Verdict:
-    """The claim that final losses are alike; undecided where no run got anywhere, for then all are alike in that."""
+def similar(groups: Mapping[str, Sequence[RunRecord]], within: float = ALIKE) -> tuple[Judgement, float]:
+    """Whether final losses are alike, and their ratio; undecided where no run got anywhere, for then all are alike in that."""
     ends = {name: finals(runs) for name, runs in groups.items()}
     begun = mean([run.curves["loss"][0] for runs in groups.values() for run in runs])
     judgement, ratio = alike(ends, within)
-    if judgement is Judgement.HOLDS and min(map(mean, ends.values())) > PROGRESS * begun:
-        judgement = Judgement.UNDECIDED
+    nowhere = min(map(mean, ends.values())) > PROGRESS * begun
+    return (Judgement.UNDECIDED if nowhere else judgement), ratio
+
+
+def all_alike(what: str, groups: Mapping[str, Sequence[RunRecord]], within: float = ALIKE) -> Verdict:
+    """The claim that final losses are alike."""
+    judgement, ratio = similar(groups, within)
     statement = f"{what}: the largest final loss is at most {within:.0%} above the smallest"
-    return claim(statement, judgement, f"{listed(ends)}; largest / smallest {show(ratio)}; at the start {show(begun)}")
+    ends = {name: finals(runs) for name, runs in groups.items()}
+    return claim(statement, judgement, f"{listed(ends)}; largest / smallest {show(ratio)}")
 
 
 def own_at_most(groups: Mapping[str, Sequence[RunRecord]], own: Sequence[RunRecord]) -> Verdict:
@@ -218,7 +224,8 @@ def by_method(
     for method, runs in groups.items():
         lines = [curve(name, one, "loss") for name, one in runs.items()]
         lines.append(curve(OWN, found[DEFAULT], "loss", ours=True))
-        panels.append(Panel(method, "upper iteration", "validation loss", tuple(lines), yscale="log"))
+        alt = f"Validation loss of {method} against iterations, one curve for each of {', '.join(runs)}, and of the default"
+        panels.append(Panel(method, "upper iteration", "validation loss", tuple(lines), yscale="log", alt=alt))
     return groups, found[DEFAULT], tuple(panels)
 
 

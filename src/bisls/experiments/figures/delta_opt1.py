@@ -14,7 +14,7 @@ NONE = "delta = 0"
 
 def asking(plan: Plan, option: str, settings: Mapping[str, Any]) -> Asking:
     """Each delta for BiSLS-SGD and BiSLS-Adam, at a reset option."""
-    deltas = plan.pick((1e-8, 1e-2), (1e-8, 1e-2), (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2))
+    deltas = plan.pick((1e-2,), (1e-8, 1e-2), (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2))
     variants = {NONE: settings} | {f"delta = {delta:g}": {**settings, "slack": delta} for delta in deltas}
     groups, own, panels = yield from by_method(plan, variants)
     shown = describe_dear(

@@ -18,14 +18,19 @@ def ask(plan: Plan) -> Asking:
     """The lower step over its grid with the upper one fixed, then the other way round; the default with nothing set."""
     betas = plan.pick((10.0, 0.01), (10.0, 1.0, 0.1, 0.01), (10.0, 5.0, 1.0, 0.5, 0.1, 0.05, 0.01))
     alphas = plan.pick((0.1, 0.001), (0.1, 0.05, 0.01, 0.001), (0.1, 0.05, 0.01, 0.005, 0.0025, 0.001))
-    pairs = {f"beta {beta:g}": (ALPHA, beta) for beta in betas} | {f"alpha {alpha:g}": (alpha, BETA) for alpha in alphas}
+    pairs = {f"beta {beta:g}": (ALPHA, beta) for beta in betas} | {
+        f"alpha {alpha:g}": (alpha, BETA) for alpha in alphas
+    }
     configs = [representation(plan, s, "sgd", alpha=a, beta=b) for a, b in pairs.values() for s in plan.each_seed]
     configs += [representation(plan, s, DEFAULT) for s in plan.each_seed]
     records = yield configs
     n = plan.seeds
     groups = {name: records[i * n : (i + 1) * n] for i, name in enumerate((*pairs, DEFAULT))}
     panels = []
-    for title, start in ((f"Lower step beta (alpha = {ALPHA})", "beta"), (f"Upper step alpha (beta = {BETA})", "alpha")):
+    for title, start in (
+        (f"Lower step beta (alpha = {ALPHA})", "beta"),
+        (f"Upper step alpha (beta = {BETA})", "alpha"),
+    ):
         lines = [curve(name, runs, "loss") for name, runs in groups.items() if name.startswith(start)]
         lines.append(curve("BiSLS, nothing set", groups[DEFAULT], "loss", ours=True))
         panels.append(Panel(title, "upper iteration", "validation loss", tuple(lines), yscale="log", ylim=(0.03, 1.0)))

@@ -50,13 +50,17 @@ def ask(plan: Plan) -> Asking:
     begun = {named(start): groups[named(start)] for start in starts(plan)}
     lines = [curve(name, runs, "loss", dashed="tuned" in name) for name, runs in compared.items()]
     lines.append(curve(OWN, groups[DEFAULT], "loss", ours=True))
-    panels = [Panel("BiSLS against tuned steps", "upper iteration", "validation loss", tuple(lines), yscale="log")]
+    alt = "Validation loss against iterations of BiSLS-SGD and BiSLS-Adam, tuned Adam and SGD (dashed), and the default"
+    panels = [
+        Panel("BiSLS against tuned steps", "upper iteration", "validation loss", tuple(lines), yscale="log", alt=alt)
+    ]
     for part, title in PARTS.items():
         smooth = plan.pick(1, 3, 10)
         lines = [curve(name, runs, part, None, smooth=smooth) for name, runs in begun.items()]
         lines.append(curve(OWN, groups[DEFAULT], part, None, smooth=smooth, ours=True))
         title = f"{title} steps of BiSLS-Adam from different starts (alpha_b0 / beta_b0)"
-        panels.append(Panel(title, "upper iteration", f"step {part}", tuple(lines), yscale="log"))
+        alt = f"Step {part} against iterations, one curve for each start of BiSLS-Adam, and that of the default"
+        panels.append(Panel(title, "upper iteration", f"step {part}", tuple(lines), yscale="log", alt=alt))
     settings = describe(
         wanted["BiSLS-Adam"], **{
             "searches": f"alpha_b0 = {ALPHA:g}, beta_b0 = {BETA:g}, reset option 3 (eta = 2), w = 0.9, p = 0.1, delta = 0",

@@ -15,7 +15,7 @@ KEPT = "eta = 1"
 
 def growth(plan: Plan) -> dict[str, dict[str, Any]]:
     """Values of eta; 1 is option 2, so that figure opt shares its runs."""
-    values = plan.pick((2.0, 10.0), (2.0, 5.0, 10.0), (2.0, 5.0, 10.0))
+    values = plan.pick((2.0, 10.0), (2.0, 10.0), (2.0, 5.0, 10.0))
     return {KEPT: {"reset": 2}} | {f"eta = {eta:g}": {"reset": 3, "eta": eta} for eta in values}
 
 

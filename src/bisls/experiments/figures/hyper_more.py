@@ -72,7 +72,8 @@ def _panel(title: str, groups: Runs, own: Sequence[RunRecord], name: str) -> Pan
     lines.append(curve(OWN, own, name, ours=True))
     loss = name == "loss"
     label = "validation loss" if loss else "test accuracy"
-    return Panel(title, "upper iteration", label, tuple(lines), yscale="log" if loss else "linear")
+    alt = f"{label} against iterations: {', '.join(groups)}, and the default".capitalize()
+    return Panel(title, "upper iteration", label, tuple(lines), yscale="log" if loss else "linear", alt=alt)
 
 
 def judge(searched: Runs, compared: Runs, alphas: Runs, betas: Runs, own: Sequence[RunRecord]) -> tuple[Verdict, ...]:

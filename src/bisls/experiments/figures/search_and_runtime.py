@@ -41,10 +41,10 @@ def ask(plan: Plan) -> Asking:
     """Steps for yhat, resets of the upper search, steps of CG; the default beside each."""
     responses, conjugate = (
         plan.pick((1, 2), (1, 2, 5), (1, 2, 5, 10, 20)),
-        plan.pick((5, 10), (5, 10, 20), (5, 10, 20, 50)),
+        plan.pick((5, 10), (5, 10), (5, 10, 20, 50)),
     )
     resets = {"option 1": {"reset": 1}, **growth(plan)}
-    short: dict[str, Any] = {"steps": plan.pick(4, 30, 1000)}
+    short: dict[str, Any] = {"steps": plan.pick(4, 20, 1000)}
     wanted = {f"yhat {n}": search(plan, response_steps=n, **short) for n in responses}
     wanted |= {f"{m} {r}": dear(plan, METHODS[m], **settings) for m in METHODS for r, settings in resets.items()}
     wanted |= {f"cg {n}": search(plan, terms=n) for n in conjugate}
@@ -75,7 +75,8 @@ def _yhat(yhat: ByNumber, own: Sequence[RunRecord]) -> list[Panel]:
             dots("BiSLS-Adam", tuple(yhat), [[run.curves[name][-1] for run in runs] for runs in yhat.values()]),
             dots(OWN, tuple(yhat), [[run.curves[name][-1] for run in own]] * len(yhat), ours=True),
         ]
-        panels.append(Panel(f"{label} at the end".capitalize(), "gradient steps for yhat", label, tuple(lines)))
+        alt = f"{label} at the end of a run against the number of gradient steps that stand for y* at a trial point"
+        panels.append(Panel(_title(label, "at the end"), "gradient steps for yhat", label, tuple(lines), alt=alt))
     return panels
 
 
@@ -83,7 +84,8 @@ def _costs(costs: Mapping[str, Runs], own: Sequence[RunRecord]) -> Panel:
     names = tuple(next(iter(costs.values())))
     lines = [dots(method, names, [checks(one) for one in runs.values()]) for method, runs in costs.items()]
     lines.append(dots(OWN, names, [checks(own)] * len(names), ours=True))
-    return Panel("Upper checks", "reset", "checks an iteration", tuple(lines), yscale="log", bars=True)
+    alt = "Checks of the upper search in an iteration for each way to begin it, BiSLS-SGD, BiSLS-Adam and the default"
+    return Panel("Upper checks", "reset", "checks an iteration", tuple(lines), yscale="log", bars=True, alt=alt)
 
 
 def _timed(timed: Mapping[str, ByNumber], own: Sequence[RunRecord]) -> list[Panel]:
@@ -92,8 +94,13 @@ def _timed(timed: Mapping[str, ByNumber], own: Sequence[RunRecord]) -> list[Pane
         numbers = tuple(next(iter(timed.values())))
         lines = [dots(method, numbers, [reached(one, name) for one in by.values()]) for method, by in timed.items()]
         lines.append(dots(OWN, numbers, [reached(own, name)] * len(numbers), ours=True))
-        panels.append(Panel(f"{label} to {LEVEL:.0%}".capitalize(), "CG steps", label, tuple(lines)))
+        alt = f"{label} until an accuracy of {LEVEL:.0%} against the number of CG steps; a gap where it is not reached"
+        panels.append(Panel(_title(label, f"to {LEVEL:.0%}"), "CG steps", label, tuple(lines), alt=alt))
     return panels
+
+
+def _title(label: str, rest: str) -> str:
+    return f"{label[0].upper()}{label[1:]} {rest}"
 
 
 def reached(records: Sequence[RunRecord], name: str) -> list[float]:

@@ -17,7 +17,7 @@ ROUNDS = 1.5  # what counts as the paper's one check
 def ask(plan: Plan) -> Asking:
     """BiSLS-Adam and BiSLS-SGD with reset option 1 below, from each beta_b0."""
     betas = plan.pick((1.0, 100.0), (1.0, 10.0, 100.0), (1.0, 10.0, 100.0, 1000.0))
-    steps, every = plan.pick(2, 8, 1000), plan.pick(2, 4, 20)
+    steps, every = plan.pick(2, 5, 1000), plan.pick(2, 5, 20)
     methods = plan.pick(("BiSLS-Adam",), ("BiSLS-Adam",), tuple(METHODS))
     wanted = {
         f"{name} {beta:g}": dear(plan, METHODS[name], beta=beta, steps=steps, every=every)
