@@ -392,7 +392,7 @@ def test_the_command_says_that_the_disk_refused(tmp_path, monkeypatch, code):
     def refuse(*_, **__):
         raise OSError(code, "it refused", str(tmp_path / "report.html"))
 
-    monkeypatch.setattr("bisls.report.files.NamedTemporaryFile", refuse)
+    monkeypatch.setattr("bisls._files.NamedTemporaryFile", refuse)
     done = command(tmp_path)
     assert done.exit_code == 1
     assert "report.html: it refused" in done.stderr

@@ -19,12 +19,12 @@ import pytest
 from typer.testing import CliRunner
 
 from bisls import cli, console
+from bisls._files import write_whole
 from bisls.data import DataError
 from bisls.experiments import NAMES, Plan, Store, figure, reproduce, sweep
 from bisls.experiments.base import Config, Figure, Findings, RunRecord
 from bisls.experiments.bilevel import BilevelRun
 from bisls.experiments.judging import alike, at_most, below, both, claim, mean, yes
-from bisls.experiments.store import write_whole
 from bisls.outcome import Judgement, Outcome, Panel, Series
 
 runner = CliRunner()

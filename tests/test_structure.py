@@ -17,6 +17,7 @@ PACKAGE = ROOT / "src" / "bisls"
 ORDER = [
     "_version",
     "_check",
+    "_files",
     "vector",
     "still",
     "bounds",

@@ -16,11 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from bisls import tasks
+from bisls._files import write_whole
 from bisls.data import DataError, fetch
 from bisls.directions import Steepest
 from bisls.experiments import NAMES, Figure, Plan, Store, figure, reproduce
 from bisls.experiments.base import Config, RunRecord
-from bisls.experiments.store import write_whole
 from bisls.methods import Alternating, BiSLS, BiSPS
 from bisls.outcome import Judgement, Outcome
 from bisls.report import write_report

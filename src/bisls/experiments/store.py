@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
+from bisls._files import write_whole
 from bisls.experiments.base import Config, RunRecord, from_json, to_json
 
 
@@ -39,17 +38,3 @@ class Store:
     def put(self, config: Config, record: RunRecord) -> None:
         """Keep a record; the file appears under its name when it is whole."""
         write_whole(self.path(config), to_json(record))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file under another name and move it: nobody ever reads a part of it, and a full disk leaves the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-    os.replace(file.name, path)

@@ -1,12 +1,10 @@
-"""Outcomes read from disk, and files that appear whole or not at all."""
+"""Outcomes read from disk."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from bisls.outcome import Outcome
 
@@ -46,18 +44,3 @@ def _read(path: Path) -> Outcome:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(digits or 0), letters) for digits, letters in re.findall(r"(\d+)|(\D+)", name)]
-
-
-def write_whole(path: Path, content: bytes | str) -> None:
-    """Write under another name and move: nobody reads a part of it, and a full disk leaves the old file."""
-    raw = content.encode() if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(raw)
-            file.close()
-            os.chmod(file.name, 0o644)  # a temporary file is its owner's alone, a page is to be shared
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from bisls._files import write_whole
 from bisls.outcome import Outcome, Verdict
-from bisls.report.files import write_whole
 from bisls.report.page import PAPER, save_plots
 from bisls.report.summary import DECIDING, SCALES, SYMBOLS, Origin, all_verdicts, count, described, slugs, words
 

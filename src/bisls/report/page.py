@@ -11,9 +11,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from bisls._files import write_whole
 from bisls._version import __version__
 from bisls.outcome import Outcome, Pictures
-from bisls.report.files import write_whole
 from bisls.report.palette import colours
 from bisls.report.plots import legend, panel_svg, picture_uris, save_panel, save_pictures
 from bisls.report.summary import DECIDING, SCALES, SYMBOLS, Origin, all_verdicts, count, described, slugs, words

@@ -25,8 +25,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogFormatterMathtext
 
+from bisls._files import write_whole
 from bisls.outcome import Panel, Pictures
-from bisls.report.files import write_whole
 from bisls.report.inline import inline
 from bisls.report.palette import AXIS, GRID, OTHERS, OURS, PAGE, REFERENCE, TEXT, Paint
 from bisls.report.values import KEPT, LONG, Array, Values, names_of, numeric, thin
