@@ -14,3 +14,8 @@ def require_argument(call: str, name: str, value: Any, holds: bool, rule: str) -
     """The same for an argument that is not kept as an attribute of a part."""
     if not holds:
         raise ValueError(f"`{call}({name}={value!r})`: {name} {rule}")
+
+
+def whole(number: Any, least: int) -> bool:
+    """Whether it is a whole number (True and False are not) of at least so much."""
+    return isinstance(number, int) and not isinstance(number, bool) and number >= least

@@ -12,7 +12,7 @@ from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any, TextIO
 
-from bisls._check import require_argument
+from bisls._check import require_argument, whole
 from bisls.checkpoint import rank
 from bisls.feed import random_state, set_random_state
 from bisls.record import History, Record
@@ -312,8 +312,7 @@ class _Function(Callback):
 
 
 def _require_count(call: str, name: str, value: Any) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    require_argument(call, name, value, whole, "must be a whole number, at least 1")
+    require_argument(call, name, value, whole(value, 1), "must be a whole number, at least 1")
 
 
 def _float(call: str, name: Any, value: Any) -> float:

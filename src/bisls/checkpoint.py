@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bisls._check import require
+from bisls._check import require, whole
 from bisls._version import __version__
 from bisls.feed import Feed, random_state, set_random_state
 from bisls.record import History, Record
@@ -80,8 +80,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         require(self, "path", isinstance(self.path, str | os.PathLike) and str(self.path) != "", "must name a file")
-        whole = isinstance(self.every, int) and not isinstance(self.every, bool) and self.every >= 1
-        require(self, "every", whole, "must be a whole number of iterations, at least 1")
+        require(self, "every", whole(self.every, 1), "must be a whole number of iterations, at least 1")
         require(self, "seconds", self.seconds is None or self.seconds > 0, "must be greater than 0, or None")
         usable = isinstance(self.extra, Mapping) and all(
             isinstance(name, str) and callable(getattr(own, "state_dict", None)) and hasattr(own, "load_state_dict")

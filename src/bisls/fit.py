@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bisls._check import require_argument
+from bisls._check import require_argument, whole
 from bisls.callbacks import FitState, check_callbacks
 from bisls.checkpoint import Checkpoint, Run, rank, world
 from bisls.feed import Exhausted, check_two, feed, random_state, set_random_state
@@ -114,8 +114,7 @@ def fit(
         (20, 3.0)
     """
     _check_solver(solver)
-    whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
-    require_argument("fit", "steps", steps, whole, "must be a whole number, at least 0")
+    require_argument("fit", "steps", steps, whole(steps, 0), "must be a whole number, at least 0")
     kinds = ("warn", "raise", "ignore")
     require_argument("fit", "on_failure", on_failure, on_failure in kinds, 'must be "warn", "raise" or "ignore"')
     require_argument(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bisls._check import require_argument
+from bisls._check import require_argument, whole
 from bisls.feed import feed, generators, random_state, seed_everything, set_random_state
 from bisls.fit import Progress, fit
 from bisls.record import History
@@ -293,8 +293,7 @@ class _Sweep:
         callable_class = callable(make_solver) and not isinstance(make_solver, type)
         rule = "must be a function of (alpha, beta) that returns a new solver on a new problem"
         require_argument("sensitivity", "make_solver", make_solver, callable_class, rule)
-        whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
-        require_argument("sensitivity", "steps", steps, whole, "must be a whole number, at least 1")
+        require_argument("sensitivity", "steps", steps, whole(steps, 1), "must be a whole number, at least 1")
         require_argument(
             "sensitivity", "score", score, score is None or callable(score), "must be a function of the solver"
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls._check import require_argument
+from bisls._check import require_argument, whole
 from bisls.bounds import inside
 from bisls.directions.base import Direction, Heading
 from bisls.hypergrad.base import Hypergradient, HypergradientMethod, Several
@@ -125,8 +125,7 @@ class Solver:
         ):
             fits = callable(getattr(part, method, None)) and not isinstance(part, type)
             require_argument(call, name, part, fits, f"must have a method {method}(...), as {example} has")
-        whole = isinstance(lower_iters, int) and not isinstance(lower_iters, bool) and lower_iters >= 1
-        require_argument(call, "lower_iters", lower_iters, whole, "must be a whole number, at least 1")
+        require_argument(call, "lower_iters", lower_iters, whole(lower_iters, 1), "must be a whole number, at least 1")
         small = lower_tol is None or 0 <= lower_tol < float("inf")
         require_argument(call, "lower_tol", lower_tol, small, "must be at least 0, or None")
         often = isinstance(search_every, int) and search_every >= 1

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls._check import require_argument
+from bisls._check import require_argument, whole
 from bisls.problem import Bilevel
 
 
@@ -163,11 +163,6 @@ def data(
     rule = f"must be None (all rows at every step) or a whole number from 1 to the number of rows, {len(tensors[0])}"
     require_argument(call, name, batch_size, whole(batch_size, 1) and batch_size <= len(tensors[0]), rule)
     return Batches(tensors, batch_size, seed, indices=rows)
-
-
-def whole(number: Any, least: int) -> bool:
-    """Whether it is a whole number (True and False are not) of at least so much."""
-    return isinstance(number, int) and not isinstance(number, bool) and number >= least
 
 
 def streams(call: str, seed: int, count: int) -> list[torch.Generator]:

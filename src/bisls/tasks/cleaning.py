@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bisls._check import require_argument
+from bisls._check import require_argument, whole
 from bisls.problem import Bilevel
-from bisls.tasks.base import Task, data, streams, whole
+from bisls.tasks.base import Task, data, streams
 from bisls.tasks.inputs import classes, floating, pictures
 from bisls.tasks.solve import Design, cross_entropy, softmax
 

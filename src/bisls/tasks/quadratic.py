@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from bisls._check import require_argument
+from bisls._check import require_argument, whole
 from bisls.problem import Bilevel
-from bisls.tasks.base import Task, streams, whole
+from bisls.tasks.base import Task, streams
 from bisls.tasks.inputs import floating
 from bisls.tasks.solve import newton_solve
 
