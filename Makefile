@@ -19,8 +19,8 @@ lint: .venv/.dev  ## ruff (rules and format) and mypy
 docs: .venv/.dev  ## the documentation, strictly, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-reproduce: .venv/.cli  ## the paper's experiments at the quick scale (about an hour on two cores), page into out/
-	$(BIN)/bisls reproduce --scale quick --out out
+reproduce: .venv/.cli  ## the paper's experiments at the quick scale (about an hour on two cores), page into out/quick/
+	$(BIN)/bisls reproduce --scale quick
 
 bench: .venv/.bench  ## the step-size optimisers beside their peers, table into out/
 	$(BIN)/python benchmarks/optimisers.py --out out

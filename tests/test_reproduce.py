@@ -49,17 +49,23 @@ class Made(Config):
 
 class Quiet:
     def __init__(self):
-        self.asked, self.cached, self.names = [], 0, []
+        self.asked, self.found, self.names, self.broken, self.left_out = [], 0, [], [], []
 
-    def wanted(self, runs, cached):
+    def wanted(self, runs, found):
         self.asked.append([run.value for run in runs])
-        self.cached += cached
+        self.found += found
 
     def done(self, config, record):
         pass
 
+    def failed(self, config, reason):
+        self.broken.append((config.value, reason))
+
     def figure(self, outcome):
         self.names.append(outcome.name)
+
+    def dropped(self, figure, reason):
+        self.left_out.append((figure.name, reason))
 
 
 def two_stages(plan):
@@ -103,27 +109,45 @@ def test_a_finished_run_is_never_repeated(tmp_path):
     watcher = Quiet()
     again = reproduce([TWO], Plan("smoke", 1), Store(tmp_path), watcher)
     assert len(Made.made) == made
-    assert watcher.cached == 4
+    assert watcher.found == 4
     assert first[0].to_json() == again[0].to_json()
     reproduce([TWO], Plan("smoke", 2), Store(tmp_path), Quiet())
     assert len(Made.made) == 2 * made  # the new seed alone
 
 
-def test_what_a_sweep_had_done_is_kept_when_a_run_raises(tmp_path, monkeypatch):
+def test_a_run_that_raises_leaves_out_its_figures_and_no_other(tmp_path, monkeypatch):
     def fail(self):
-        if self.value == 1.0:
-            raise MemoryError
+        if self.value == 3.0:
+            raise MemoryError("no room")
         return execute(self)
 
     execute = Made.execute
     monkeypatch.setattr(Made, "execute", fail)
-    with pytest.raises(MemoryError):
-        reproduce([TWO], Plan("smoke", 1), Store(tmp_path), Quiet())
+    watcher = Quiet()
+    outcomes = reproduce([TWO, ONE], Plan("smoke", 1), Store(tmp_path), watcher)
+    assert [outcome.name for outcome in outcomes] == ["one"]
+    assert watcher.broken == [(3.0, "MemoryError: no room")]
+    assert watcher.left_out == [("two", "MemoryError: no room")]
     assert len(list(tmp_path.glob("*.json"))) == 2
     monkeypatch.setattr(Made, "execute", execute)
     Made.made.clear()
     reproduce([TWO], Plan("smoke", 1), Store(tmp_path), Quiet())
-    assert [run.value for run in Made.made] == [1.0, 11.0]
+    assert [run.value for run in Made.made] == [3.0, 11.0]
+
+
+def test_a_figure_may_ask_for_nothing(tmp_path):
+    def nothing(plan):
+        assert (yield []) == []
+        return Findings((), (), {})
+
+    outcomes = reproduce([Figure("none", "", "", nothing)], Plan("smoke", 1), Store(tmp_path), Quiet())
+    assert outcomes[0].facts["runs"] == 0
+
+
+def test_facts_are_those_of_the_records(tmp_path):
+    (two,) = reproduce([TWO], Plan("smoke", 2), Store(tmp_path), Quiet())
+    assert two.facts["seeds"] == [0, 1]
+    assert two.facts["versions"]["torch"] == "unknown"  # these records have none
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"curves": 3}', "null"])
@@ -175,6 +199,12 @@ def test_a_key_is_of_one_configuration():
         ({"linear": "lu"}, "linear"),
         ({"task": "chess"}, "task"),
         ({"data": "cifar"}, "data"),
+        ({"samples": 2}, "samples"),
+        ({"upper_search": False}, "upper_search"),
+        ({"lower": "polyak", "method": "sgd", "alpha": 1.0, "beta": 1.0}, "lower"),
+        ({"pictures": True}, "pictures"),
+        ({"terms": -1}, "terms"),
+        ({"terms": 0, "linear": "neumann"}, "terms"),
     ],
 )
 def test_a_configuration_is_checked(wrong, named):
@@ -200,6 +230,7 @@ def test_rules_of_judging():
     assert below([1.0, 1.1], [2.0, 2.1]) is Judgement.HOLDS
     assert below([1.0, 1.3], [1.05, 1.35]) is Judgement.UNDECIDED
     assert below([2.0], [1.0]) is Judgement.FAILS
+    assert below([1.001], [1.0]) is Judgement.UNDECIDED
     assert below([inf], [inf]) is Judgement.UNDECIDED
     assert alike({"a": [1.0], "b": [1.1]}, 0.2) == (Judgement.HOLDS, 1.1)
     assert alike({"a": [1.0], "b": [2.0]}, 0.2)[0] is Judgement.FAILS
@@ -207,6 +238,7 @@ def test_rules_of_judging():
     assert alike({"a": [1.0, 2.0], "b": [1.0, 2.8]}, 0.2)[0] is Judgement.UNDECIDED
     assert both(Judgement.HOLDS, Judgement.UNDECIDED) is Judgement.UNDECIDED
     assert both(Judgement.HOLDS, Judgement.FAILS, Judgement.UNDECIDED) is Judgement.FAILS
+    assert both() is Judgement.UNDECIDED
     assert mean([1.0, float("nan")]) == inf
 
 
@@ -303,7 +335,7 @@ def test_ctrl_c_is_said(tmp_path, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "parallel", stop)
+    monkeypatch.setattr(sweep.Pool, "runs", stop)
     result = invoke("reproduce", "quadratics", "--scale", "smoke", "--out", str(tmp_path))
     assert result.exit_code == 130
     assert "the same command goes on" in result.output
@@ -325,8 +357,23 @@ def test_figures_without_data_are_left_out_and_the_others_made(tmp_path, monkeyp
     assert result.exit_code == 1
     said = re.sub(r"\s+", " ", result.output)
     assert "no source of mnist answers; put the file there" in said
-    assert "left out for want of data: a" in said
+    assert "left out: a (the reasons are above)" in said
     assert [path.stem for path in (tmp_path / "outcomes").iterdir()] == ["b"]
+
+
+def test_one_folder_has_one_scale(tmp_path):
+    write_whole(tmp_path / "outcomes" / "a.json", Outcome("a", "A", "", "", "paper", {}, (), ()).to_json())
+    result = invoke("reproduce", "quadratics", "--scale", "smoke", "--out", str(tmp_path))
+    assert result.exit_code == 2
+    assert "has outcomes of the scale 'paper'" in re.sub(r"[│\s]+", " ", result.output)
+
+
+def test_a_cluster_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:9")
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
+    result = invoke("reproduce", "quadratics", "--scale", "smoke", "--backend", "dask", "--out", str(tmp_path))
+    assert result.exit_code == 1
+    assert "no scheduler answers at tcp://127.0.0.1:9" in result.output
 
 
 def test_sensitivity_of_a_task(tmp_path):
@@ -343,7 +390,7 @@ COMMAND = [sys.executable, "-m", "bisls", "reproduce", "quadratics", "trajectori
 
 def without_times(page):
     """The page but for how long the runs took."""
-    return re.sub(r"[\d.,]+\s*(?:CPU )?(?:seconds|s)\b", "some s", page)
+    return re.sub(r"(?i)(cpu.seconds</dt>\s*<dd>)[\d.,]+", r"\1", page)
 
 
 def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path):
@@ -368,7 +415,44 @@ def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path):
     assert all(there[path] == when for path, when in finished.items())  # no finished run was repeated
     assert {path.name for path in there} == {path.name for path in (whole / "runs").glob("*.json")}
     pages = [without_times((folder / "report.html").read_text()) for folder in (whole, killed)]
+    assert "quadratics" in pages[0]
     assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_stopped_leaves_nobody_behind(tmp_path, kind):
+    """Workers end with the command; what was finished is there."""
+    command = [*COMMAND, "--jobs", "2", "--out", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    while len(list((tmp_path / "runs").glob("*.json"))) < 2 and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(kind)
+    _, said = process.communicate(timeout=60)
+    if process.returncode == 0:
+        pytest.skip("it was done before it could be stopped")
+    assert process.returncode == 130, said
+    assert "the same command goes on from there" in said
+    deadline = time.monotonic() + 20
+    while _members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _members(process.pid) == []
+
+
+def _members(session):
+    """The processes of a session that are alive."""
+    alive = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after = status.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(after[3]) == session and after[0] != "Z":
+            alive.append(int(status.parent.name))
+    return alive
 
 
 def test_a_cluster_runs_the_same_sweep(tmp_path):

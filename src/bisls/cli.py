@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -127,18 +129,55 @@ def list_figures() -> None:
     Console().print(table)
 
 
+def _make_folder(out: Path) -> None:
+    """Before the work, so that a folder that can't be written is said at once."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        typer.echo(f"cannot write to --out {out}: {error.strerror or error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _complete(known: str) -> Callable[[str], list[str]]:
+    """Completion of names that are looked up only when they are asked for."""
+
+    def names(incomplete: str) -> list[str]:
+        module, name = known.split(":")
+        return [one for one in getattr(import_module(module), name) if one.startswith(incomplete)]
+
+    return names
+
+
 @app.command()
 def reproduce(
     figures: Annotated[
-        list[str] | None, typer.Argument(help="Names as `bisls list` shows them; none means all.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            help="Names as `bisls list` shows them; none means all.",
+            show_default=False,
+            autocompletion=_complete("bisls.experiments:NAMES"),
+        ),
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="smoke (minutes, shipped data), quick (about an hour on two cores), paper (days).")
+        str,
+        typer.Option(
+            help="smoke (minutes, shipped data), quick (about an hour on two cores), paper (weeks on two cores).",
+            autocompletion=_complete("bisls.experiments:SCALES"),
+        ),
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting (default: 1, 1, 5).")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, one thread each.")] = os.cpu_count() or 1,
-    backend: Annotated[str, typer.Option(help="local, dask or ray (the last two: also a cluster).")] = "local",
-    out: Annotated[Path, typer.Option(help="Folder of runs, outcomes, plots and page.", file_okay=False)] = Path("out"),
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="local, dask or ray (the last two: also a cluster).",
+            autocompletion=_complete("bisls.experiments:BACKENDS"),
+        ),
+    ] = "local",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of runs, outcomes, plots and page.  [default: out/SCALE]", file_okay=False),
+    ] = None,
 ) -> None:
     """Run the paper's experiments, judge its claims, and write one page with all of it.
 
@@ -153,51 +192,51 @@ def reproduce(
 
       DASK_SCHEDULER_ADDRESS=tcp://head:8786 bisls reproduce --scale paper --backend dask
     """
-    from bisls.console import UsageError, chosen_figures, run_reproduce, tally, with_data, write_page
+    from bisls.console import UsageError, chosen_figures, of_one_scale, run_reproduce, with_data, write_page
     from bisls.experiments import BACKENDS, SCALES, SEEDS, Plan, SweepError
+    from bisls.report import ReportError, count
 
     console = Console()
     for option, value, known in (("--scale", scale, SCALES), ("--backend", backend, BACKENDS)):
         if value not in known:
             raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}", param_hint=option)
+    plan, out = Plan(scale, seeds or SEEDS[scale]), out or Path("out") / scale
     try:
         chosen = chosen_figures(figures or [])
-    except UsageError as error:
-        raise typer.BadParameter(str(error), param_hint="FIGURE") from None
-    plan = Plan(scale, seeds or SEEDS[scale])
-    try:
         out.mkdir(parents=True, exist_ok=True)
+        of_one_scale(out, scale)
         ready, left_out = with_data(chosen, plan, console)
         outcomes, display = run_reproduce(ready, plan, out, jobs, backend, console)
-        page = write_page(outcomes, out) if outcomes else None
+        page, shown = write_page(out) if outcomes else (None, ())
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
     except KeyboardInterrupt:
         typer.echo(
             f"\nstopped; finished runs are kept in {out / 'runs'}: the same command goes on from there", err=True
         )
         raise typer.Exit(130) from None
-    except SweepError as error:
-        typer.echo(str(error), err=True)
+    except (SweepError, ReportError) as error:
+        typer.echo(f"{error}. Finished runs are kept", err=True)
         raise typer.Exit(1) from None
     except OSError as error:
         typer.echo(f"cannot write to --out {out}: {error.strerror or error}; finished runs are kept", err=True)
         raise typer.Exit(1) from None
     if page is not None:
+        verdicts = [verdict for outcome in shown for verdict in outcome.verdicts]
+        console.print(f"the paper's claims: {count(verdicts, ours=False)}; our default: {count(verdicts, ours=True)}")
         console.print(
-            f"the paper's claims: {tally(outcomes, ours=False)}; about our default: {tally(outcomes, ours=True)}"
-        )
-        console.print(
-            f"{display.finished} runs done, {display.cached} found done, {display.lost} of the new ones diverged"
+            f"{display.finished} runs made, {display.found} found made, {display.lost} of the new ones diverged"
         )
         console.print(f"page: {page}", soft_wrap=True)
-    if left_out:
-        typer.echo(f"left out for want of data: {', '.join(left_out)}", err=True)
+    if left_out or display.broken:
+        typer.echo(f"left out: {', '.join([*left_out, *display.broken])} (the reasons are above)", err=True)
         raise typer.Exit(1)
 
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder that `bisls reproduce` wrote to.", file_okay=False)] = Path(
-        "out"
+    folder: Annotated[Path, typer.Argument(help="The folder that `bisls reproduce` wrote to.", file_okay=False)] = (
+        Path("out") / "quick"
     ),
     show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False,
     markdown: Annotated[
@@ -212,9 +251,9 @@ def report(
 
       bisls report
 
-      bisls report out --open
+      bisls report out/smoke --open
 
-      bisls report out --markdown docs/reproduction.md
+      bisls report out/quick --markdown docs/reproduction.md
     """
     from bisls.experiments import NAMES
     from bisls.report import ReportError, count, read_outcomes, write_markdown, write_report
@@ -257,6 +296,7 @@ def sensitivity(
     """
     from bisls.console import SWEPT, UsageError, run_sensitivity
 
+    _make_folder(out)
     try:
         report = run_sensitivity(task, method, steps, seeds)
     except UsageError as error:
@@ -266,7 +306,6 @@ def sensitivity(
         raise typer.Exit(130) from None
     typer.echo(f"{task}, {SWEPT[method]}; the score is the exact F at the end\n{report}")
     try:
-        out.mkdir(parents=True, exist_ok=True)
         path = out / f"sensitivity-{task}-{method}.png"
         report.plot(path)
         path.with_suffix(".json").write_text(json.dumps(report.to_dict()), encoding="utf-8")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from bisls.experiments import NAMES, Figure, Plan, Store, figure, reproduce
 from bisls.experiments.base import Config, RunRecord
 from bisls.methods import Alternating, BiSLS, BiSPS
 from bisls.outcome import Judgement, Outcome
-from bisls.report import write_report
+from bisls.report import read_outcomes, write_report
 from bisls.sensitivity import SensitivityReport, sensitivity
 from bisls.solver import Solver
 from bisls.steps import Constant
@@ -48,7 +50,7 @@ class _TimeLeft(ProgressColumn):
 
 
 class Display:
-    """Shows a sweep: a bar in a terminal, a line now and then in a log. Writes each figure's outcome as soon as it is there.
+    """Shows a sweep: a bar in a terminal, a line a minute in a log. Writes each figure's outcome as soon as it is there.
 
     Args:
         console: Where to.
@@ -64,29 +66,36 @@ class Display:
         )  # fmt: skip
         self.figures = self.progress.add_task("figures", total=figures)
         self.runs = self.progress.add_task("runs", total=0, left=None)
-        self.work_done, self.work_all, self.cached, self.finished, self.all = 0.0, 0.0, 0, 0, 0
-        self.lost = 0
-        self.began = time.monotonic()
+        self.work_done, self.work_all = 0.0, 0.0
+        self.found, self.finished, self.all, self.lost = 0, 0, 0, 0
+        self.broken: list[str] = []
+        self.began = self.spoke = time.monotonic()
 
-    def wanted(self, runs: Sequence[Config], cached: int) -> None:
+    def wanted(self, runs: Sequence[Config], found: int) -> None:
         """More runs."""
-        self.cached += cached
+        self.found += found
         self.all += len(runs)
         self.work_all += sum(config.work for config in runs)
         self.progress.update(self.runs, total=self.all)
-        if cached:
-            self.progress.console.print(f"{cached} runs were done before, {len(runs)} are to be done")
+        if runs or found:
+            earlier = f", {found} are there from earlier commands" if found else ""
+            self.progress.console.print(f"{len(runs)} runs are to be made{earlier}")
 
     def done(self, config: Config, record: RunRecord) -> None:
         """A run is finished."""
         self.finished += 1
         self.lost += bool(record.error)
         self.work_done += config.work
-        elapsed = time.monotonic() - self.began
-        left = elapsed * (self.work_all - self.work_done) / self.work_done if self.work_done > 0 else None
+        now = time.monotonic()
+        left = (now - self.began) * (self.work_all - self.work_done) / self.work_done if self.work_done > 0 else None
         self.progress.update(self.runs, advance=1, left=left)
-        if not self.console.is_terminal and self.finished % 10 == 0:
+        if not self.console.is_terminal and now - self.spoke > 60:
+            self.spoke = now
             self.console.print(f"{self.finished} of {self.all} runs done, about {_duration(left or 0.0)} left")
+
+    def failed(self, config: Config, reason: str) -> None:
+        """A run could not be made: say which, and why."""
+        self.progress.console.print(f"[red]a run could not be made:[/] {escape(str(config))}: {escape(reason)}")
 
     def figure(self, outcome: Outcome) -> None:
         """A figure is finished: keep it, and say what it came to."""
@@ -94,6 +103,11 @@ class Display:
         self.progress.advance(self.figures)
         said = ", ".join(MARKS[verdict.judgement] for verdict in outcome.verdicts)
         self.progress.console.print(f"[bold]{escape(outcome.name)}[/]: {said}")
+
+    def dropped(self, figure: Figure, reason: str) -> None:
+        """A figure can't be finished."""
+        self.broken.append(figure.name)
+        self.progress.console.print(f"[red]{escape(figure.name)} is left out:[/] {escape(reason)}")
 
 
 def _duration(seconds: float) -> str:
@@ -132,29 +146,47 @@ def with_data(figures: Sequence[Figure], plan: Plan, console: Console) -> tuple[
     return [one for one in figures if one.name not in left_out], left_out
 
 
+def of_one_scale(out: Path, scale: str) -> None:
+    """Refuse a folder with outcomes of another scale: one page, one scale."""
+    if not (out / "outcomes").is_dir():
+        return
+    for outcome in read_outcomes(out):
+        if outcome.scale != scale:
+            raise UsageError(f"{out} has outcomes of the scale {outcome.scale!r}; give another --out for {scale!r}")
+
+
 def run_reproduce(
     figures: Sequence[Figure], plan: Plan, out: Path, jobs: int, backend: str, console: Console
 ) -> tuple[list[Outcome], Display]:
-    """Run what is missing, judge, write outcomes and the page."""
+    """Make what is missing, judge, write outcomes."""
     display = Display(console, len(figures), out)
-    store = Store(out / "runs")
-    with display.progress:
-        outcomes = reproduce(figures, plan, store, display, jobs, backend)
+    with display.progress, stopped_alike():
+        outcomes = reproduce(figures, plan, Store(out / "runs"), display, jobs, backend)
     return outcomes, display
 
 
-def write_page(outcomes: Sequence[Outcome], out: Path) -> Path:
-    """The page and the plots of these outcomes."""
-    return write_report(outcomes, out)
+@contextmanager
+def stopped_alike() -> Iterator[None]:
+    """SIGTERM stops as Ctrl-C does: workers are ended, what is finished is kept, and the message says how to go on."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not in the main thread: nothing to arrange
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def tally(outcomes: Sequence[Outcome], ours: bool) -> str:
-    """How many statements hold, fail, are undecided."""
-    verdicts = [verdict for outcome in outcomes for verdict in outcome.verdicts if verdict.ours is ours]
-    counts = {kind: sum(verdict.judgement is kind for verdict in verdicts) for kind in Judgement}
-    return (
-        f"{counts[Judgement.HOLDS]} hold, {counts[Judgement.FAILS]} fail, {counts[Judgement.UNDECIDED]} are undecided"
-    )
+def write_page(out: Path) -> tuple[Path, tuple[Outcome, ...]]:
+    """The page and the plots of all outcomes in the folder, those of earlier commands too."""
+    outcomes = read_outcomes(out, NAMES)
+    return write_report(outcomes, out), outcomes
 
 
 SWEPT = {

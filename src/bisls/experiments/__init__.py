@@ -2,13 +2,13 @@
 
 from importlib import import_module
 
+from bisls.experiments.backends import BACKENDS as BACKENDS
+from bisls.experiments.backends import SweepError as SweepError
 from bisls.experiments.base import SCALES as SCALES
 from bisls.experiments.base import SEEDS as SEEDS
 from bisls.experiments.base import Figure as Figure
 from bisls.experiments.base import Plan as Plan
 from bisls.experiments.store import Store as Store
-from bisls.experiments.sweep import BACKENDS as BACKENDS
-from bisls.experiments.sweep import SweepError as SweepError
 from bisls.experiments.sweep import reproduce as reproduce
 
 NAMES = (

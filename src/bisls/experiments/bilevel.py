@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from math import log, nan
@@ -21,6 +21,7 @@ from bisls.fit import fit
 from bisls.hypergrad import Implicit
 from bisls.linear import CG, Identity, LinearSolver, Neumann
 from bisls.methods import Alternating, BiSLS, BiSPS
+from bisls.problem import Bilevel
 from bisls.record import History, Record
 from bisls.response import Frozen, GradientSteps
 from bisls.solver import Solver, SolverError
@@ -43,7 +44,7 @@ class BilevelRun(Config):
         steps: K, upper iterations.
         alpha: The upper step: constant, ceiling or where the search begins. None for "default" alone.
         beta: The same below.
-        samples: 1 or 2 (bisps).
+        samples: 1, or 2 for steps from an independent upper batch (bisps).
         lower: "search" (the paper's search below), "constant" (beta for ever), "polyak" (BiSPS's own); "" is what the method has.
         upper_search: Whether "bisls-..." searches above; otherwise alpha is constant.
         reset: The upper reset option of the paper's searches: 1 (restart), 2 (keep), 3 (grow by eta).
@@ -102,6 +103,19 @@ class BilevelRun(Config):
         require(self, "linear", self.linear in ("cg", "neumann", "identity"), "must be cg, neumann or identity")
         for name in ("response_steps", "lower_iters", "batch", "every", "max_checks"):
             require(self, name, getattr(self, name) >= 1, "must be at least 1")
+        require(self, "terms", self.terms >= (0 if self.linear == "cg" else 1), "must be at least 1 (CG: or 0)")
+        # a setting that the method does not have would make two keys of one run
+        searches, constant = self.method.startswith("bisls"), self.method in ("adam", "sgd", "sgd-decay")
+        require(self, "samples", self.samples == 1 or self.method == "bisps", "can be 2 for bisps alone")
+        require(self, "upper_search", self.upper_search or searches, "can be False for bisls-adam and bisls-sgd alone")
+        allowed = {
+            "": True,
+            "search": searches or constant,
+            "constant": self.method != "default",
+            "polyak": self.method == "bisps",
+        }
+        require(self, "lower", allowed[self.lower], f"is nothing that {self.method} has below")
+        require(self, "pictures", not self.pictures or self.task == "distillation", "are learnt in distillation alone")
 
     @property
     def work(self) -> float:
@@ -249,7 +263,10 @@ def make_solver(config: BilevelRun, task: tasks.Task) -> Solver:
             **common,
         )
     if config.method == "bisps":
-        return BiSPS(problem, config.samples, alpha=alpha, beta=beta, hypergrad=hypergrad, lower_step=lower, **common)
+        settings: dict[str, Any] = {"alpha": alpha, "beta": beta, "hypergrad": hypergrad, "lower_step": lower, **common}
+        if config.samples == 1:
+            return BiSPS(problem, **settings)
+        return TwoSamples(problem, judges=independent(task, config), **settings)
     searched = paper_rule(config, alpha, config.reset, config.slack)
     return Solver(
         problem,
@@ -260,6 +277,31 @@ def make_solver(config: BilevelRun, task: tasks.Task) -> Solver:
         lower_step=lower or paper_rule(config, beta, config.lower_reset, 0.0),
         lower_iters=config.lower_iters,
     )
+
+
+class TwoSamples(BiSPS):
+    """BiSPS whose steps come from batches of their own.
+
+    Args:
+        problem: The problem.
+        judges: Gives an upper batch for each step, independent of all others.
+        settings: As for `BiSPS`.
+    """
+
+    def __init__(self, problem: Bilevel, judges: Iterator[Any], **settings: Any):
+        super().__init__(problem, samples=2, **settings)
+        self.judges = judges
+
+    def step(self, upper_batch: Any, lower_batches: Any, step_batch: Any = None) -> Record:
+        """One iteration, judged by a batch that nothing else has seen."""
+        return super().step(upper_batch, lower_batches, next(self.judges))
+
+
+def independent(task: tasks.Task, config: BilevelRun) -> Iterator[Any]:
+    """Upper batches from a generator of their own."""
+    data = task.upper_data
+    assert isinstance(data, tasks.Batches)
+    return tasks.Batches(data.tensors, data.batch_size, seed=data.seed + 1 + config.seed)
 
 
 def paper_rule(config: BilevelRun, start: float, reset: int, slack: float) -> Armijo:

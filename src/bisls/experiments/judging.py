@@ -58,7 +58,7 @@ def below(one: Sequence[float], two: Sequence[float]) -> Judgement:
         return Judgement.UNDECIDED
     if b - a > noise(one, two):
         return Judgement.HOLDS
-    return Judgement.FAILS if a > b else Judgement.UNDECIDED
+    return Judgement.FAILS if a - b > noise(one, two) else Judgement.UNDECIDED
 
 
 def alike(groups: Mapping[str, Sequence[float]], within: float) -> tuple[Judgement, float]:
@@ -75,10 +75,10 @@ def alike(groups: Mapping[str, Sequence[float]], within: float) -> tuple[Judgeme
 
 
 def both(*judgements: Judgement) -> Judgement:
-    """All of them: fails where one does, holds where all do."""
+    """All of them: fails where one does, holds where all do; nothing at all is undecided."""
     if Judgement.FAILS in judgements:
         return Judgement.FAILS
-    return Judgement.UNDECIDED if Judgement.UNDECIDED in judgements else Judgement.HOLDS
+    return Judgement.HOLDS if set(judgements) == {Judgement.HOLDS} else Judgement.UNDECIDED
 
 
 def yes(condition: bool) -> Judgement:

@@ -35,6 +35,17 @@ class Store:
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
+    def read(self, config: Config) -> RunRecord:
+        """The record of a run that has just been put.
+
+        Raises:
+            OSError: It can't be read back.
+        """
+        record = self.get(config)
+        if record is None:
+            raise OSError(f"{self.path(config)} was written but can't be read back")
+        return record
+
     def put(self, config: Config, record: RunRecord) -> None:
         """Keep a record; the file appears under its name when it is whole."""
         write_whole(self.path(config), to_json(record))

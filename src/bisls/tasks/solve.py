@@ -163,7 +163,10 @@ def softmax(design: Design, labels: Tensor, l2: float, start: Tensor, weights: T
             spread = (share * chance * (1 - chance)).mean(1)[::stride]
             curvature = design.every(stride).gram(spread * stride)
             curvature.diagonal().add_(2 * l2)
-            factor = torch.linalg.cholesky(curvature).to(design.dtype)
+            factor, failed = torch.linalg.cholesky_ex(curvature)
+            if failed.any():  # singular within rounding error, or not finite
+                return torch.full_like(gradient, torch.nan)
+            factor = factor.to(design.dtype)
             chances, shares = chance.to(design.dtype), share.to(design.dtype)
 
             def product(v: Tensor) -> Tensor:
