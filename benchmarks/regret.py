@@ -9,7 +9,8 @@ data. Regret is F over the tuned F of the same seed.
     python benchmarks/regret.py                           all tasks whose data is there
     python benchmarks/regret.py --tasks penalties ridge    some of them
     python benchmarks/regret.py --quick                   fewer iterations, one seed, two starts: a look at whether it runs
-    BISLS_DATA=folder python benchmarks/regret.py         with folder/mnist/*.gz and folder/fashion-mnist/*.gz, the idx files
+
+MNIST and FashionMNIST come from `bisls data mnist fashion-mnist`; tasks whose data are not here are left out.
 
 Runs are kept in out/regret.jsonl by what they depend on, so an interrupted command goes on where it stopped.
 """
@@ -17,7 +18,6 @@ Runs are kept in out/regret.jsonl by what they depend on, so an interrupted comm
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import platform
@@ -27,7 +27,6 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import cache
 from math import inf, isfinite, nan
 from pathlib import Path
 from statistics import median
@@ -41,29 +40,20 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 import bisls
-from bisls import tasks
+from bisls import data, tasks
 
 Made = Callable[[int], tasks.Task]
 
 
-def idx(name: str) -> tuple[np.ndarray, np.ndarray]:
+def pictures(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Training images and labels of MNIST or FashionMNIST."""
-    folder = Path(os.environ.get("BISLS_DATA", "")) / name
-
-    def read(part: str) -> np.ndarray:
-        raw = gzip.decompress((folder / f"train-{part}-ubyte.gz").read_bytes())
-        shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3])]
-        return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
-
-    return read("images-idx3"), read("labels-idx1")
-
-
-idx = cache(idx)
+    images = data.load(name)
+    return images.train_x, images.train_y
 
 
 def small_digits(seed: int) -> tasks.Task:
-    data = load_digits()
-    return tasks.cleaning(data.data / 16.0, data.target, train=1000, validation=400, batch_size=64, seed=seed)
+    digits = load_digits()
+    return tasks.cleaning(digits.data / 16.0, digits.target, train=1000, validation=400, batch_size=64, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -87,16 +77,20 @@ CONTESTS = {
     "ridge exp": Contest(lambda seed: tasks.ridge_penalties(seed=seed), 200, False),
     "cleaning digits": Contest(small_digits, 250, True, slow=True),
     "cleaning fashion": Contest(
-        lambda seed: tasks.cleaning(*idx("fashion-mnist"), train=5000, validation=2000, seed=seed),
+        lambda seed: tasks.cleaning(*pictures("fashion-mnist"), train=5000, validation=2000, seed=seed),
         200, False, "fashion-mnist", slow=True,
     ),
-    "distillation 10": Contest(lambda seed: tasks.distillation(*idx("mnist"), batch_size=10, seed=seed), 300, True, "mnist"),
-    "distillation 100": Contest(lambda seed: tasks.distillation(*idx("mnist"), batch_size=100, seed=seed), 300, True, "mnist"),
+    "distillation 10": Contest(
+        lambda seed: tasks.distillation(*pictures("mnist"), batch_size=10, seed=seed), 300, True, "mnist"
+    ),
+    "distillation 100": Contest(
+        lambda seed: tasks.distillation(*pictures("mnist"), batch_size=100, seed=seed), 300, True, "mnist"
+    ),
     "representation": Contest(
-        lambda seed: tasks.hyper_representation(*idx("mnist"), seed=seed), 60, True, "mnist", **LENET
+        lambda seed: tasks.hyper_representation(*pictures("mnist"), seed=seed), 60, True, "mnist", **LENET
     ),
     "representation fashion": Contest(
-        lambda seed: tasks.hyper_representation(*idx("fashion-mnist"), mean=0.2860, sd=0.3530, seed=seed),
+        lambda seed: tasks.hyper_representation(*pictures("fashion-mnist"), mean=0.2860, sd=0.3530, seed=seed),
         60, False, "fashion-mnist", **LENET,
     ),
 }  # fmt: skip
@@ -269,17 +263,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help="where runs and tables go (default: out)")
     arguments = parser.parse_args()
     console = Console()
-    folder = Path(os.environ.get("BISLS_DATA", ""))
     names = arguments.tasks or list(CONTESTS)
-    there = [
-        n
-        for n in names
-        if CONTESTS[n].needs is None or (folder / str(CONTESTS[n].needs) / "train-images-idx3-ubyte.gz").exists()
-    ]
+    there = [n for n in names if CONTESTS[n].needs is None or data.where(str(CONTESTS[n].needs)) is not None]
     for name in set(names) - set(there):
-        console.print(
-            f"[yellow]left out:[/] {name}: set BISLS_DATA to a folder that has {CONTESTS[name].needs}/train-images-idx3-ubyte.gz"
-        )
+        console.print(f"[yellow]left out:[/] {name}: bisls data {CONTESTS[name].needs} would fetch what it needs")
     runs = Runs(arguments.out / "regret.jsonl", arguments.jobs, console)
     seeds, starts = (SEEDS[:1], STARTS[:2]) if arguments.quick else (SEEDS, STARTS)
     results: dict[str, Any] = {}

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 
+from bisls.experiments.asking import Pair, at_edge, gather, over_seeds
 from bisls.experiments.base import Config, Plan, RunRecord
-from bisls.experiments.bilevel import BilevelRun
-from bisls.experiments.drawing import curve
+from bisls.experiments.bilevel import BilevelRun, make_task
+from bisls.experiments.drawing import curve, limits
 from bisls.experiments.judging import at_most, mean, ours, show
-from bisls.outcome import Panel, Pictures, Series, Verdict
+from bisls.experiments.progress import begun, earned
+from bisls.outcome import Judgement, Panel, Pictures, Series, Verdict
+from bisls.tasks import Batches
 
 DEFAULT = "default"
 OURS = "BiSLS, nothing set"
 LOWER = 1e-4  # the paper's lower step wherever it fixes one
 SEARCH = (10.0, 100.0)  # where the paper's searches begin, above and below
 
+FURTHER = 3  # how often a grid may be extended
+
 Groups = Mapping[str, Sequence[RunRecord]]
-Pairs = Sequence[tuple[float, float]]
+Pairs = Sequence[Pair]
 
 
 def distillation(plan: Plan, seed: int, method: str, **settings: Any) -> BilevelRun:
@@ -59,14 +66,6 @@ def seeds(plan: Plan, method: str, **settings: Any) -> list[BilevelRun]:
     return [distillation(plan, seed, method, **settings) for seed in plan.each_seed]
 
 
-def gather(
-    wanted: Mapping[str, Sequence[Config]],
-) -> Generator[Sequence[Config], Sequence[RunRecord], dict[str, list[RunRecord]]]:
-    """Asks for named groups of runs at once, and returns the records under the same names."""
-    records = iter((yield [config for group in wanted.values() for config in group]))
-    return {name: [next(records) for _ in group] for name, group in wanted.items()}
-
-
 @dataclass(frozen=True)
 class Tuned:
     """The best constant steps of a grid.
@@ -84,8 +83,7 @@ class Tuned:
     runs: Sequence[RunRecord]
 
     def __str__(self) -> str:
-        near = [alpha for alpha, beta in self.pairs if beta == self.beta]
-        edge = ", its alpha at the edge" if len(near) > 1 and self.alpha in (min(near), max(near)) else ""
+        edge = at_edge((self.alpha, self.beta), self.pairs)
         return f"alpha {self.alpha:g}, beta {self.beta:g} (best of {len(self.pairs)} pairs{edge})"
 
 
@@ -94,23 +92,47 @@ def tuned(
 ) -> Generator[Sequence[Config], Sequence[RunRecord], dict[str, Tuned]]:
     """Constant steps: each pair of a grid on the first seed, then the pair that ends lowest on all of them.
 
+    Where the best upper step is the least or the largest of those tried with its lower step, one of a tenth or ten times as
+    much is tried too, at most `FURTHER` times (not at the scale "smoke"). Lower steps are those of the grid.
+
     Args:
         plan: The scale.
         grids: For each name the method ("sgd" or "adam") and pairs of alpha and beta.
         settings: The same for all runs.
     """
-    firsts = {
-        name: [distillation(plan, 0, method, alpha=a, beta=b, **settings) for a, b in pairs]
-        for name, (method, pairs) in grids.items()
-    }
-    found = yield from gather(firsts)
-    best = {}
-    for name, (_, pairs) in grids.items():
-        ends = finals(found[name])
-        best[name] = pairs[ends.index(min(ends))]
-    chosen = {name: seeds(plan, grids[name][0], alpha=a, beta=b, **settings) for name, (a, b) in best.items()}
-    runs = yield from gather(chosen)
-    return {name: Tuned(*best[name], grids[name][1], runs[name]) for name in grids}
+    ends: dict[str, dict[Pair, float]] = {name: {} for name in grids}
+    wanted = {name: list(pairs) for name, (_, pairs) in grids.items()}
+    for left in reversed(range(1 if plan.scale == "smoke" else 1 + FURTHER)):
+        asked = {
+            (name, a, b): [distillation(plan, 0, grids[name][0], alpha=a, beta=b, **settings)]
+            for name, pairs in wanted.items()
+            for a, b in pairs
+        }
+        for (name, a, b), runs in (yield from gather(asked)).items():
+            ends[name][a, b] = finals(runs)[0]
+        wanted = {name: beyond(own) if left else [] for name, own in ends.items()}
+    best = {name: best_of(own) for name, own in ends.items()}
+    again = {name: distillation(plan, 0, grids[name][0], alpha=a, beta=b, **settings) for name, (a, b) in best.items()}
+    chosen = yield from over_seeds(plan.each_seed, again)
+    return {name: Tuned(*best[name], tuple(ends[name]), chosen[name]) for name in grids}
+
+
+def best_of(ends: Mapping[Pair, float]) -> Pair:
+    """The pair with the lowest end; the smallest steps where several have it, or none a finite one."""
+    return min(ends, key=lambda pair: (ends[pair], pair))
+
+
+def beyond(ends: Mapping[Pair, float]) -> list[Pair]:
+    """The pair with the next upper step, where that of the best pair has none beyond it among those tried with its lower step.
+
+    Examples:
+        >>> beyond({(1.0, 0.3): 0.5, (10.0, 0.3): 0.4}), beyond({(1.0, 0.3): 0.5, (10.0, 0.3): 0.4, (100.0, 0.3): 0.6})
+        ([(100.0, 0.3)], [])
+    """
+    alpha, beta = best_of(ends)
+    tried = [a for a, b in ends if b == beta]
+    steps = [alpha * 10] * (alpha == max(tried)) + [alpha / 10] * (alpha == min(tried))
+    return [(float(f"{step:.6g}"), beta) for step in steps]
 
 
 def grid(plan: Plan, method: str, beta: float | None = None) -> Pairs:
@@ -137,18 +159,8 @@ def finals(records: Sequence[RunRecord]) -> list[float]:
 
 
 def exacts(records: Sequence[RunRecord]) -> list[float]:
-    """F(x) with the lower problem solved, one number for each seed."""
+    """F(x) with the lower problem solved, one number for each seed; at the start it is what f(x, y) is, log 10."""
     return [float("inf") if record.error else record.numbers["exact"] for record in records]
-
-
-def held(records: Sequence[RunRecord]) -> float:
-    """In which share of the iterations the Polyak step, not its ceiling, decided."""
-    shares = []
-    for record in records:
-        steps = record.curve("alpha")
-        ceiling = record.config["alpha"] / np.sqrt(np.arange(1, len(steps) + 1))
-        shares.append(float(np.mean(steps < ceiling * (1 - 1e-6))) if len(steps) else 0.0)
-    return float(np.mean(shares))
 
 
 def losses(title: str, lines: Groups, default: Sequence[RunRecord], alt: str, dashed: Sequence[str] = ()) -> Panel:
@@ -156,7 +168,7 @@ def losses(title: str, lines: Groups, default: Sequence[RunRecord], alt: str, da
     series: list[Series] = [curve(name, runs, "loss", dashed=name in dashed) for name, runs in lines.items()]
     series.append(curve(OURS, default, "loss", ours=True))
     return Panel(
-        title, "upper iteration", "validation loss f(x, y)", tuple(series), yscale="log", ylim=(0.3, 3.0), alt=alt
+        title, "upper iteration", "validation loss f(x, y)", tuple(series), yscale="log", ylim=limits(series, 3.0), alt=alt
     )
 
 
@@ -168,8 +180,29 @@ def own_verdicts(default: Sequence[RunRecord], groups: Groups, where: str = "of 
         best = min(ends, key=lambda name: mean(ends[name]))
         numbers = f"default {show(mean(value(default)))}, best ({best}) {show(mean(ends[best]))}"
         statement = f"The default with nothing set ends at or below the best method {where}: {shown}"
-        verdicts.append(ours(statement, at_most(value(default), ends[best]), numbers))
+        judgement = at_most(value(default), ends[best])
+        verdicts.append(ours(statement, earned(judgement, begun(default), value(default)), numbers))
     return tuple(verdicts)
+
+
+def learnt(judgement: Judgement, records: Sequence[RunRecord]) -> Judgement:
+    """What holds in favour of runs that got nowhere is undecided."""
+    return earned(judgement, begun(records), finals(records))
+
+
+@cache
+def reference(data: str, seed: int = 0) -> float:
+    """The accuracy of a model trained to the end on the mean picture of each class, on the same unseen pictures as a run's.
+
+    The means are of the pictures that the upper level sees.
+    """
+    task = make_task(BilevelRun(seed, task="distillation", data=data))
+    source = task.upper_data
+    images, labels = source.tensors if isinstance(source, Batches) else source
+    learnt = task.problem.x.tensors[0]
+    with torch.no_grad():
+        learnt.copy_(torch.stack([images[labels == digit].mean(0) for digit in range(len(learnt))]))
+    return task.metrics()["accuracy"]
 
 
 def album(title: str, record: RunRecord) -> Pictures:

@@ -76,3 +76,14 @@ def dots(
         dashed=dashed,
         points=True,
     )
+
+
+def limits(series: Sequence[Series], top: float) -> tuple[float, float]:
+    """The range of a y axis from a little below the smallest value up to ``top``, beyond which runs that diverge are cut off.
+
+    Examples:
+        >>> limits([Series("a", (1.0, 2.0), (0.5, 0.25)), Series("b", (1.0, 2.0), (float("nan"), 1e9))], 3.0)
+        (0.2, 3.0)
+    """
+    values = [value for one in series for value in (*one.y, *(one.low or ())) if np.isfinite(value) and value > 0]
+    return min(0.8 * min(values, default=top), 0.5 * top), top

@@ -36,6 +36,7 @@ from bisls.steps import Constant
 
 FIRST = 5  # the smallest K looked at is 2^FIRST
 OCTAVES = 4  # slopes are taken over the last so many doublings of K: a rate says nothing about the start
+ALLOWED, LARGE = 0.05, 0.1  # above the exponent, and as a standard error
 EXPONENTS = {1: -0.5, 2: -1.0, 3: -0.5}
 SINGLE, UPPER = ("SPSB", "SLSB", "SPSMax", "Auto"), ("BiSPS", "constant", "BiSLS")
 CONTROLS, DEFAULTS = ("SPSMax", "constant"), ("Auto", "BiSLS")
@@ -207,15 +208,18 @@ class Fit:
     def judged(self, exponent: float) -> Judgement:
         """Whether the rate K^exponent, times log K, is reached; the theorems bound from above, so a steeper slope is no fault.
 
-        It holds where slope <= exponent + 0.05 + 2 s.e.; is undecided above that, but by no more than the factor log K explains
-        over these K, or where the s.e. exceeds 0.1; and fails above that too.
+        It holds where slope <= exponent + 0.05, however large the s.e.: noise counts for nobody. Above that it is undecided where
+        the factor log K over these K and two s.e. explain the rest, or the s.e. exceeds 0.1, and fails otherwise. Without a slope,
+        as where a run was lost, it is undecided.
         """
-        if not (isfinite(self.slope) and isfinite(self.error)):
-            return Judgement.FAILS
-        if self.slope <= exponent + 0.05 + 2 * self.error:
-            return Judgement.HOLDS if self.error <= 0.1 else Judgement.UNDECIDED
-        explained = self.slope <= exponent + self.log_factor + 2 * self.error or self.error > 0.1
-        return Judgement.UNDECIDED if explained else Judgement.FAILS
+        if not isfinite(self.slope):
+            return Judgement.UNDECIDED
+        above = self.slope - exponent
+        if above <= ALLOWED:
+            return Judgement.HOLDS
+        unclear = not self.error <= LARGE  # nor is it clear where there is no s.e.
+        explained = above <= max(ALLOWED, self.log_factor) + 2 * self.error
+        return Judgement.UNDECIDED if unclear or explained else Judgement.FAILS
 
 
 def fit(ks: np.ndarray, values: np.ndarray, octaves: int = OCTAVES) -> Fit:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from math import inf, isfinite
 from typing import Any
 
 import numpy as np
 
+from bisls.experiments.asking import Pair, at_edge, gather, over_seeds, spread
 from bisls.experiments.base import Config, Plan, RunRecord
 from bisls.experiments.bilevel import BilevelRun, describe
 from bisls.experiments.drawing import curve
 from bisls.experiments.judging import alike, at_most, claim, listed, mean, ours, show
+from bisls.experiments.progress import begun, earned, somewhere
 from bisls.outcome import Judgement, Panel, Verdict
 
 DEFAULT = "default"
@@ -21,15 +23,12 @@ OWN = "BiSLS, nothing set"  # what the legends call it
 METHODS = {"BiSLS-SGD": "bisls-sgd", "BiSLS-Adam": "bisls-adam"}
 ALPHA, BETA = 10.0, 100.0  # alpha_b0 and beta_b0, where the paper's searches begin
 ALIKE = 0.25  # final losses are alike where the largest is at most 25 % above the smallest
-PROGRESS = 0.9  # a run got somewhere where its final loss is at most 90 % of the first
 DIVERGED = 10.0
 BETAS = (10.0, 5.0, 1.0, 0.5, 0.1, 0.05, 0.01)
 ALPHAS = {"adam": (1e-2, 1e-3, 5e-4, 1e-4, 5e-5, 1e-5), "sgd": (0.1, 0.05, 0.01, 0.005, 0.0025, 0.001)}
 
 Groups = dict[str, list[RunRecord]]
 """Runs by name, one for each seed."""
-
-Pair = tuple[float, float]
 
 
 def representation(plan: Plan, seed: int, method: str, **settings: Any) -> BilevelRun:
@@ -65,25 +64,6 @@ def dear(plan: Plan, method: str, **settings: Any) -> BilevelRun:
     return representation(plan, 0, method, **{**own, **settings})
 
 
-def over_seeds(
-    plan: Plan, wanted: Mapping[str, BilevelRun]
-) -> Generator[Sequence[Config], Sequence[RunRecord], Groups]:
-    """Ask for runs by name, each for all seeds."""
-    records = yield spread(plan, wanted)
-    return gather(plan, wanted, records)
-
-
-def spread(plan: Plan, wanted: Mapping[str, BilevelRun]) -> list[Config]:
-    """The runs for all seeds, in order of names and then seeds."""
-    return [replace(config, seed=seed) for config in wanted.values() for seed in plan.each_seed]
-
-
-def gather(plan: Plan, names: Iterable[str], records: Sequence[RunRecord]) -> Groups:
-    """The records of `spread`, by name."""
-    n = plan.seeds
-    return {name: list(records[i * n : (i + 1) * n]) for i, name in enumerate(names)}
-
-
 @dataclass(frozen=True)
 class Tuned:
     """A method with constant steps, tuned.
@@ -99,7 +79,8 @@ class Tuned:
     runs: list[RunRecord]
 
     def __str__(self) -> str:
-        return f"alpha = {self.pair[0]:g}, beta = {self.pair[1]:g} (best of {len(self.grid)} pairs)"
+        edge = at_edge(self.pair, self.grid)
+        return f"alpha = {self.pair[0]:g}, beta = {self.pair[1]:g} (best of {len(self.grid)} pairs{edge})"
 
 
 def tuned(
@@ -115,22 +96,21 @@ def tuned(
         methods: Of "adam" and "sgd".
         beside: Other runs, which are asked for at the same time.
     """
-    beside = beside or {}
-    others = spread(plan, beside)
+    others = spread(plan.each_seed, beside or {})
     tried: dict[str, dict[Pair, RunRecord]] = {method: {} for method in methods}
     groups: Groups = {}
     wanted = [(method, pair) for method in methods for pair in first_pairs(plan, method)]
     while wanted or others:
-        asked = [representation(plan, 0, method, alpha=a, beta=b) for method, (a, b) in wanted]
-        records = yield [*asked, *others]
-        for (method, pair), record in zip(wanted, records, strict=False):
-            tried[method][pair] = record
-        if others:
-            groups, others = gather(plan, beside, records[len(wanted) :]), []
+        asked = {(m, a, b): [representation(plan, 0, m, alpha=a, beta=b)] for m, (a, b) in wanted}
+        found: dict[Any, list[RunRecord]] = yield from gather({**asked, **others})
+        for method, pair in wanted:
+            (tried[method][pair],) = found[method, *pair]
+        groups |= {name: found[name] for name in others}
+        others = {}
         wanted = [] if plan.scale == "smoke" else [(m, p) for m in methods for p in neighbours(m, tried[m])]
     best = {method: best_pair(grid) for method, grid in tried.items()}
     again = {m: representation(plan, 0, m, alpha=a, beta=b) for m, (a, b) in best.items()}
-    runs = yield from over_seeds(plan, again)
+    runs = yield from over_seeds(plan.each_seed, again)
     return {method: Tuned(best[method], tried[method], runs[method]) for method in methods}, groups
 
 
@@ -179,10 +159,13 @@ def checks(records: Sequence[RunRecord], level: str = "upper") -> list[float]:
 def similar(groups: Mapping[str, Sequence[RunRecord]], within: float = ALIKE) -> tuple[Judgement, float]:
     """Whether final losses are alike, and their ratio; undecided where no run got anywhere, for then all are alike in that."""
     ends = {name: finals(runs) for name, runs in groups.items()}
-    begun = mean([run.curves["loss"][0] for runs in groups.values() for run in runs])
     judgement, ratio = alike(ends, within)
-    nowhere = min(map(mean, ends.values())) > PROGRESS * begun
-    return (Judgement.UNDECIDED if nowhere else judgement), ratio
+    return (judgement if somewhere(begun(*groups.values()), *ends.values()) else Judgement.UNDECIDED), ratio
+
+
+def learnt(judgement: Judgement, *groups: Sequence[RunRecord]) -> Judgement:
+    """What holds of runs of which none got somewhere is undecided."""
+    return earned(judgement, begun(*groups), *map(finals, groups))
 
 
 def all_alike(what: str, groups: Mapping[str, Sequence[RunRecord]], within: float = ALIKE) -> Verdict:
@@ -200,7 +183,7 @@ def own_at_most(groups: Mapping[str, Sequence[RunRecord]], own: Sequence[RunReco
     numbers = f"BiSLS {show(mean(finals(own)))}, best of the others ({best}) {show(mean(ends[best]))}"
     return ours(
         "The default, with nothing set, ends at or below the best of the others",
-        at_most(finals(own), ends[best]),
+        learnt(at_most(finals(own), ends[best]), own),
         numbers,
     )
 
@@ -218,7 +201,7 @@ def by_method(
         The runs by method and variant, those of the default, and a panel of validation losses for each method.
     """
     wanted = {f"{m} {v}": dear(plan, METHODS[m], **settings) for m in METHODS for v, settings in variants.items()}
-    found = yield from over_seeds(plan, {**wanted, DEFAULT: dear(plan, DEFAULT)})
+    found = yield from over_seeds(plan.each_seed, {**wanted, DEFAULT: dear(plan, DEFAULT)})
     groups = {method: {name: found[f"{method} {name}"] for name in variants} for method in METHODS}
     panels = []
     for method, runs in groups.items():

@@ -45,11 +45,6 @@ def described(config: SingleRun, **names: Any) -> dict[str, str]:
     return shown | {name: str(value) for name, value in names.items()}
 
 
-def grouped(names: Sequence[str], records: Sequence[RunRecord], each: int) -> dict[str, Sequence[RunRecord]]:
-    """Records in the order of their names, so many for each."""
-    return {name: records[i * each : (i + 1) * each] for i, name in enumerate(names)}
-
-
 def late(record: RunRecord, name: str = "loss") -> float:
     """The mean over the last tenth of a curve; infinite where the run was lost."""
     return _mean(record, record.curve(name), 0.9, 1.0)

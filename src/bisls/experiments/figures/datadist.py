@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite
 
 import numpy as np
 
+from bisls.experiments.asking import gather
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import describe, pictures
 from bisls.experiments.distillation import (
@@ -18,22 +20,23 @@ from bisls.experiments.distillation import (
     distillation,
     exacts,
     finals,
-    gather,
     grid,
+    learnt,
     losses,
     own_verdicts,
     recognised,
+    reference,
     seeds,
     tuned,
 )
 from bisls.experiments.drawing import curve
-from bisls.experiments.judging import below, both, claim, listed, mean, ours, show, yes
+from bisls.experiments.judging import at_most, below, both, claim, listed, mean, ours, show, yes
 from bisls.outcome import Panel, Verdict
 
 SLS = "BiSLS-SGD"
 LINEAR = {"neumann": "Neumann", "identity": "identity"}
 FIXED, FREE = f"with beta = {LOWER:g}", "with both steps tuned"
-MOST, ACCURACY = 8, 0.8  # the ten class means as training set give an accuracy of 0.80
+MOST = 8  # of ten pictures
 
 
 def ask(plan: Plan) -> Asking:
@@ -73,7 +76,9 @@ def ask(plan: Plan) -> Asking:
     after = f"after {long['steps']} iterations"
     albums = tuple(album(f"{name} {after}", found[name][0]) for name in (SLS, OURS))
     verdicts = judge_losses(rivals, {linear: found[linear] for linear in LINEAR}, found[DEFAULT])
-    verdicts += judge_pictures({name: found[name][0] for name in (SLS, OURS)}, class_means(wanted[SLS][0].data))
+    data = wanted[SLS][0].data
+    longs = {name: found[name][0] for name in (SLS, OURS)}
+    verdicts += judge_pictures(longs, class_means(data), reference(data))
     settings = describe(
         wanted["identity"][0],
         hypergradient="(a) the sum of 10 Neumann terms, (b) identity, (c) identity; the default uses CG throughout",
@@ -102,7 +107,7 @@ def judge_losses(
         everything[f"{SLS}, {shown}"] = runs
         for reading, groups in readings.items():
             ends = {name: finals(own) for name, own in groups.items()}
-            judgement = both(*(below(finals(runs), values) for values in ends.values()))
+            judgement = learnt(both(*(below(finals(runs), values) for values in ends.values())), runs)
             statement = f"BiSLS-SGD ends below Adam and SGD {reading} ({shown})"
             numbers = f"{SLS} {show(mean(finals(runs)))} (F(x) {show(mean(exacts(runs)))}), {listed(ends)}"
             verdicts.append(claim(statement, judgement, numbers))
@@ -110,8 +115,14 @@ def judge_losses(
     return (*verdicts, *own_verdicts(default, everything))
 
 
-def judge_pictures(runs: Mapping[str, RunRecord], means: np.ndarray) -> tuple[Verdict, ...]:
-    """What "looks like its digit" is taken for: the own class mean is the nearest one; and a model can be trained on them."""
+def judge_pictures(runs: Mapping[str, RunRecord], means: np.ndarray, plain: float) -> tuple[Verdict, ...]:
+    """What "looks like its digit" is taken for: the own class mean is the nearest one; and a model can be trained on them.
+
+    Args:
+        runs: The long run of each method.
+        means: The mean picture of each class.
+        plain: The accuracy of a model that was trained on mean pictures.
+    """
     verdicts = []
     for name, record in runs.items():
         say = ours if name == OURS else claim
@@ -120,12 +131,19 @@ def judge_pictures(runs: Mapping[str, RunRecord], means: np.ndarray) -> tuple[Ve
             f"{name}: at least {MOST} of the 10 learnt pictures correlate most with the mean picture of their own digit"
         )
         verdicts.append(say(statement, yes(count >= MOST), f"{count} of 10"))
-        reached = 0.0 if record.error else float(record.curves["accuracy"][-1])
-        statement = f"{name}: a model trained on the learnt pictures reads at least {ACCURACY:.0%} of unseen digits"
-        verdicts.append(
-            say(statement, yes(reached >= ACCURACY), f"{reached:.1%} (the ten class means as pictures: 80%)")
+        reached = record.last("accuracy")
+        statement = (
+            f"{name}: a model trained on the learnt pictures reads at least as many unseen digits as one trained on the ten class "
+            "means (our reference, not the paper's)"
         )
+        shown = f"accuracy {show(reached)}, of the class means {show(plain)}"
+        verdicts.append(say(statement, at_most([wrong(reached)], [wrong(plain)]), shown))
     return tuple(verdicts)
+
+
+def wrong(accuracy: float) -> float:
+    """The share of errors; infinite for a run that was lost."""
+    return 1 - accuracy if isfinite(accuracy) else inf
 
 
 FIGURE = Figure(

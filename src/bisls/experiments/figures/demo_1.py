@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import describe
-from bisls.experiments.drawing import curve
+from bisls.experiments.drawing import curve, limits
 from bisls.experiments.judging import below, claim, listed, mean, ours, show, yes
-from bisls.experiments.representation import DEFAULT, finals, representation
+from bisls.experiments.representation import DEFAULT, finals, learnt, representation
 from bisls.outcome import Panel, Verdict
 
 ALPHA, BETA = 0.005, 0.01  # what is held fixed while the other one varies
@@ -21,11 +22,10 @@ def ask(plan: Plan) -> Asking:
     pairs = {f"beta {beta:g}": (ALPHA, beta) for beta in betas} | {
         f"alpha {alpha:g}": (alpha, BETA) for alpha in alphas
     }
-    configs = [representation(plan, s, "sgd", alpha=a, beta=b) for a, b in pairs.values() for s in plan.each_seed]
-    configs += [representation(plan, s, DEFAULT) for s in plan.each_seed]
-    records = yield configs
-    n = plan.seeds
-    groups = {name: records[i * n : (i + 1) * n] for i, name in enumerate((*pairs, DEFAULT))}
+    wanted = {name: representation(plan, 0, "sgd", alpha=a, beta=b) for name, (a, b) in pairs.items()}
+    shown = describe(next(iter(wanted.values())), method="SGD with constant steps")
+    wanted[DEFAULT] = representation(plan, 0, DEFAULT)
+    groups = yield from over_seeds(plan.each_seed, wanted)
     panels = []
     for title, start in (
         (f"Lower step beta (alpha = {ALPHA})", "beta"),
@@ -33,8 +33,9 @@ def ask(plan: Plan) -> Asking:
     ):
         lines = [curve(name, runs, "loss") for name, runs in groups.items() if name.startswith(start)]
         lines.append(curve("BiSLS, nothing set", groups[DEFAULT], "loss", ours=True))
-        panels.append(Panel(title, "upper iteration", "validation loss", tuple(lines), yscale="log", ylim=(0.03, 1.0)))
-    return Findings(tuple(panels), judge(groups), describe(configs[0], method="SGD with constant steps"))
+        ylim = limits(lines, 1.0)
+        panels.append(Panel(title, "upper iteration", "validation loss", tuple(lines), yscale="log", ylim=ylim))
+    return Findings(tuple(panels), judge(groups), shown)
 
 
 def judge(groups: Mapping[str, Sequence[RunRecord]]) -> tuple[Verdict, ...]:
@@ -51,7 +52,8 @@ def judge(groups: Mapping[str, Sequence[RunRecord]]) -> tuple[Verdict, ...]:
     best_name = min(ends, key=lambda label: mean(ends[label]))
     own = finals(groups[DEFAULT])
     numbers = f"BiSLS {show(mean(own))}, best of both grids ({best_name}) {show(mean(ends[best_name]))}"
-    verdicts.append(ours("The default ends below every value of both grids", below(own, ends[best_name]), numbers))
+    judgement = learnt(below(own, ends[best_name]), groups[DEFAULT])
+    verdicts.append(ours("The default ends below every value of both grids", judgement, numbers))
     return tuple(verdicts)
 
 

@@ -17,6 +17,7 @@ from bisls.experiments.representation import (
     METHODS,
     OWN,
     finals,
+    learnt,
     own_at_most,
     representation,
     search,
@@ -89,7 +90,7 @@ def judge(
     verdicts = [
         claim(
             "BiSLS-Adam ends at or below the best of tuned Adam and SGD",
-            at_most(ends["BiSLS-Adam"], ends[best]),
+            learnt(at_most(ends["BiSLS-Adam"], ends[best]), compared["BiSLS-Adam"]),
             f"{listed(ends)}; its first trial is {np.log10(ALPHA / tuned_alpha):.1f} orders above the step of tuned Adam",
         )
     ]
@@ -101,7 +102,7 @@ def judge(
             claim(
                 f"{title} steps from starts over three orders merge: over the last quarter their medians differ by less than "
                 f"a factor of {1 + MERGED:g}",
-                judgement,
+                learnt(judgement, *begun.values()),
                 f"{listed(late)}; largest / smallest {show(ratio)}",
             )
         )
@@ -110,7 +111,7 @@ def judge(
         statement = (
             f"{title} steps are large early and decay: the median of the first tenth is above that of the last quarter"
         )
-        verdicts.append(claim(statement, falls, numbers))
+        verdicts.append(claim(statement, learnt(falls, *begun.values()), numbers))
     return (*verdicts, own_at_most(compared, own))
 
 

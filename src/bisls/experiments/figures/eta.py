@@ -7,7 +7,7 @@ from typing import Any
 
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.judging import below, both, claim, listed
-from bisls.experiments.representation import all_alike, by_method, describe_dear, finals, own_at_most
+from bisls.experiments.representation import all_alike, by_method, describe_dear, finals, learnt, own_at_most
 from bisls.outcome import Verdict
 
 KEPT = "eta = 1"
@@ -32,7 +32,7 @@ def judge(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], own: Sequence
         ends = {name: finals(one) for name, one in runs.items()}
         grown = {name: one for name, one in runs.items() if name != KEPT}
         verdicts.append(all_alike(f"{method}, every eta above 1 alike", grown))
-        slower = both(*(below(ends[name], ends[KEPT]) for name in grown))
+        slower = both(*(learnt(below(ends[name], ends[KEPT]), runs[name]) for name in grown))
         verdicts.append(claim(f"{method}: eta = 1 is slower than every larger eta", slower, listed(ends)))
     flat = {f"{method}, {name}": one for method, runs in groups.items() for name, one in runs.items()}
     return (*verdicts, own_at_most(flat, own))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import describe
 from bisls.experiments.drawing import curve
@@ -18,7 +19,7 @@ from bisls.experiments.representation import (
     all_alike,
     errors,
     finals,
-    over_seeds,
+    learnt,
     own_at_most,
     representation,
     search,
@@ -38,7 +39,7 @@ def ask(plan: Plan) -> Asking:
     best, groups = yield from tuned(plan, beside=wanted)
     alpha, beta = best["adam"].pair
     one_level = yield from over_seeds(
-        plan,
+        plan.each_seed,
         {
             "lower only": search(plan, alpha=alpha, upper_search=False),
             "upper only": search(plan, beta=beta, lower="constant"),
@@ -95,13 +96,15 @@ def judge(searched: Runs, compared: Runs, alphas: Runs, betas: Runs, own: Sequen
         claim(
             "The upper search is what matters: with it the final loss is below that without, whether or not the lower level is "
             "searched",
-            both(below(two, lower), below(upper, none)),
+            both(
+                learnt(below(two, lower), searched["both levels"]), learnt(below(upper, none), searched["upper only"])
+            ),
             listed(ends),
         ),
         *(
             claim(
                 f"{name} is at least as accurate as the best of tuned Adam and SGD",
-                at_most(wrong[name], wrong[best]),
+                learnt(at_most(wrong[name], wrong[best]), compared[name]),
                 shares,
             )
             for name in METHODS
@@ -111,9 +114,8 @@ def judge(searched: Runs, compared: Runs, alphas: Runs, betas: Runs, own: Sequen
     ]
     best = min(wrong, key=lambda name: mean(wrong[name]))
     numbers = f"share of errors: BiSLS {show(mean(errors(own)))}, best of the others ({best}) {show(mean(wrong[best]))}"
-    accurate = ours(
-        "The default is at least as accurate as the best of the others", at_most(errors(own), wrong[best]), numbers
-    )
+    judgement = learnt(at_most(errors(own), wrong[best]), own)
+    accurate = ours("The default is at least as accurate as the best of the others", judgement, numbers)
     return (*verdicts, accurate, own_at_most({**searched, **alphas, **betas}, own))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bisls.experiments.asking import gather
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import describe
 from bisls.experiments.distillation import (
@@ -12,8 +13,8 @@ from bisls.experiments.distillation import (
     SEARCH,
     exacts,
     finals,
-    gather,
     grid,
+    learnt,
     losses,
     own_verdicts,
     seeds,
@@ -58,7 +59,7 @@ def judge(
     ends = {name: finals(runs) for name, runs in rivals.items()}
     verdicts = []
     for name, runs in searches.items():
-        judgement = both(*(below(finals(runs), values) for values in ends.values()))
+        judgement = learnt(both(*(below(finals(runs), values) for values in ends.values())), runs)
         where = "searching at both levels" if name == SLS else f"searching above alone, with the same beta = {LOWER:g}"
         numbers = f"{name} {show(mean(finals(runs)))} (F(x) {show(mean(exacts(runs)))}), {listed(ends)}"
         statement = f"BiSLS-SGD, {where}, ends below Adam and SGD with tuned upper steps and beta = {LOWER:g}"

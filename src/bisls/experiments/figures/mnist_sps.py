@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bisls.experiments.asking import gather
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import describe
 from bisls.experiments.distillation import (
@@ -14,7 +15,7 @@ from bisls.experiments.distillation import (
     enveloped,
     exacts,
     finals,
-    gather,
+    learnt,
     losses,
     own_verdicts,
     seeds,
@@ -65,7 +66,7 @@ def judge(readings: Readings, searched: Sequence[RunRecord], default: Sequence[R
     own = f"BiSLS-SGD {show(mean(finals(searched)))} (F(x) {show(mean(exacts(searched)))})"
     for reading, groups in readings.items():
         ends = {name: finals(runs) for name, runs in groups.items()}
-        judgement = both(*(at_most(finals(searched), values) for values in ends.values()))
+        judgement = learnt(both(*(at_most(finals(searched), values) for values in ends.values())), searched)
         statement = f"BiSLS-SGD ends at or below BiSPS from every alpha_b0 ({reading})"
         verdicts.append(claim(statement, judgement, f"{own}, {listed(ends)}"))
     groups = {f"{name}, {reading}": runs for reading, those in readings.items() for name, runs in those.items()}

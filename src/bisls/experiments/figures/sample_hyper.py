@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import describe
 from bisls.experiments.drawing import curve
-from bisls.experiments.judging import both, claim, mean, show
+from bisls.experiments.judging import claim, mean, show
+from bisls.experiments.progress import begun, held, left_out, silent, telling
 from bisls.experiments.representation import (
     ALIKE,
     DEFAULT,
     OWN,
     finals,
-    over_seeds,
     own_at_most,
     representation,
     similar,
@@ -41,7 +42,7 @@ def ask(plan: Plan) -> Asking:
         f"{beta} {alpha} {name}": representation(plan, 0, alpha=alpha, beta=beta, lower="constant", **settings)
         for beta in lowers for alpha in alphas for name, settings in METHODS.items()
     }  # fmt: skip
-    groups = yield from over_seeds(plan, wanted)
+    groups = yield from over_seeds(plan.each_seed, wanted)
     by_beta: dict[float, Runs] = {
         beta: {alpha: {name: groups[f"{beta} {alpha} {name}"] for name in METHODS} for alpha in alphas}
         for beta in lowers
@@ -69,21 +70,27 @@ def ask(plan: Plan) -> Asking:
 
 
 def judge(by_beta: Mapping[float, Runs], own: Sequence[RunRecord]) -> tuple[Verdict, ...]:
-    """One and two samples are alike at every alpha_b0; undecided where neither gets anywhere."""
+    """One and two samples are alike at every alpha_b0; one where neither gets anywhere, or both are decaying SGD, says nothing."""
     verdicts: list[Verdict] = []
     everything: dict[str, Sequence[RunRecord]] = {}
     for beta, runs in by_beta.items():
-        judgements, numbers = [], []
+        judgements, numbers, silences = [], [], []
         for alpha, named in runs.items():
             ends = {name: finals(one) for name, one in named.items()}
-            judgements.append(similar({name: one for name, one in named.items() if name.startswith("BiSPS")})[0])
-            numbers.append(f"alpha_b0 = {alpha:g}: " + " / ".join(show(mean(values)) for values in ends.values()))
+            polyak = {name: one for name, one in named.items() if name.startswith("BiSPS")}
+            reason = silent(list(polyak.values()), begun(*polyak.values()), *(ends[name] for name in polyak))
+            judgements.append((similar(polyak)[0], reason))
+            silences.append((f"{alpha:g}", reason))
+            share = " and ".join(f"{held(one):.0%}" for one in polyak.values())
+            shown = " / ".join(show(mean(values)) for values in ends.values())
+            numbers.append(f"alpha_b0 = {alpha:g}: {shown} (Polyak decides in {share} of the iterations)")
             everything |= {f"{name}, beta {beta:g}, alpha_b0 {alpha:g}": one for name, one in named.items()}
         statement = (
-            f"With lower step {beta:g}, one and two samples end within {ALIKE:.0%} of each other at every alpha_b0"
+            f"With lower step {beta:g}, one and two samples end within {ALIKE:.0%} of each other at every alpha_b0 "
+            "where the Polyak step decides"
         )
-        shown = f"one sample / two samples / decaying SGD: {'; '.join(numbers)}"
-        verdicts.append(claim(statement, both(*judgements), shown))
+        shown = f"one sample / two samples / decaying SGD: {'; '.join(numbers)}{left_out(silences)}"
+        verdicts.append(claim(statement, telling(judgements), shown))
     return (*verdicts, own_at_most(everything, own))
 
 

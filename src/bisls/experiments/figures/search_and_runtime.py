@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import describe
 from bisls.experiments.drawing import dots
@@ -21,10 +22,9 @@ from bisls.experiments.representation import (
     dear,
     describe_dear,
     errors,
-    gather,
+    learnt,
     representation,
     search,
-    spread,
     tuned,
 )
 from bisls.outcome import Panel, Verdict
@@ -32,6 +32,7 @@ from bisls.outcome import Panel, Verdict
 LEVEL = 0.85  # the accuracy to be reached
 ENOUGH = 0.02  # one step for yhat is enough where the share of errors is at most so much above the best
 PAPER = {"BiSLS-SGD": (89.0, 9.0, 4.0), "BiSLS-Adam": (115.0, 9.0, 4.0)}  # checks: option 1, eta = 2, eta = 1
+MACHINE = "of one machine; iterations and evaluations are not"
 
 Runs = Mapping[str, Sequence[RunRecord]]
 ByNumber = Mapping[int, Sequence[RunRecord]]
@@ -52,9 +53,8 @@ def ask(plan: Plan) -> Asking:
     best, found = yield from tuned(plan, ("adam",), wanted)
     alpha, beta = best["adam"].pair
     adam = {n: representation(plan, 0, "adam", alpha=alpha, beta=beta, terms=n) for n in conjugate}
-    records = yield spread(plan, {str(n): config for n, config in adam.items()})
-    timed = {"BiSLS-Adam": {n: found[f"cg {n}"] for n in conjugate}}
-    timed["tuned Adam"] = dict(zip(conjugate, gather(plan, map(str, conjugate), records).values(), strict=True))
+    timed: dict[str, ByNumber] = {"BiSLS-Adam": {n: found[f"cg {n}"] for n in conjugate}}
+    timed["tuned Adam"] = yield from over_seeds(plan.each_seed, adam)
     yhat = {n: found[f"yhat {n}"] for n in responses}
     costs = {method: {name: found[f"{method} {name}"] for name in resets} for method in METHODS}
     panels = (*_yhat(yhat, found["short"]), _costs(costs, found[DEFAULT]), *_timed(timed, found[DEFAULT]))
@@ -112,6 +112,15 @@ def reached(records: Sequence[RunRecord], name: str) -> list[float]:
     return found
 
 
+def evaluations(groups: Runs) -> str:
+    """Evaluations an iteration, for the numbers beside a time: values, gradients and products at both levels, all counted alike."""
+    shown = {}
+    for name, runs in groups.items():
+        if all(run.facts.get("evaluations") and run.numbers.get("iterations") for run in runs):
+            shown[name] = [sum(run.facts["evaluations"].values()) / run.numbers["iterations"] for run in runs]
+    return f"; evaluations an iteration: {listed(shown)}" if shown else ""
+
+
 def judge_yhat(yhat: ByNumber) -> tuple[Verdict, ...]:
     """One step for yhat is enough: hardly less accurate than more of them, and no slower."""
     wrong = {f"{n} steps": errors(runs) for n, runs in yhat.items()}
@@ -119,10 +128,15 @@ def judge_yhat(yhat: ByNumber) -> tuple[Verdict, ...]:
     one, best = next(iter(wrong)), min(wrong, key=lambda name: mean(wrong[name]))
     enough = at_most([value - ENOUGH for value in wrong[one]], wrong[best])
     quick = both(*(at_most(seconds[one], values) for values in seconds.values()))
+    first = next(iter(yhat.values()))
     statement = f"One gradient step for yhat is enough: its share of errors is within {ENOUGH} of the best"
     return (
-        claim(statement, enough, f"share of errors {listed(wrong)}"),
-        claim("One gradient step for yhat takes the least time", quick, f"CPU seconds {listed(seconds)}"),
+        claim(statement, learnt(enough, first), f"share of errors {listed(wrong)}"),
+        claim(
+            "One gradient step for yhat takes the least time",
+            learnt(quick, first),
+            f"CPU seconds {listed(seconds)} ({MACHINE}){evaluations({f'{n} steps': runs for n, runs in yhat.items()})}",
+        ),
     )
 
 
@@ -136,34 +150,35 @@ def judge_costs(costs: Mapping[str, Runs], own: Sequence[RunRecord]) -> tuple[Ve
         numbers = f"checks an iteration: {listed(need)}"
         ordered = yes(second <= 0.5 * first and kept < second)
         statement = f"{method}: eta = 2 takes at most half as many checks as option 1, eta = 1 fewer than eta = 2"
-        verdicts.append(claim(statement, ordered, numbers))
+        verdicts.append(claim(statement, learnt(ordered, *runs.values()), numbers))
         close = all(
             told / 2 <= seen <= 2 * told for seen, told in zip((first, second, kept), PAPER[method], strict=True)
         )
         told = " / ".join(f"{value:g}" for value in PAPER[method])
         statement = f"{method}: within a factor of two of the paper's {told} checks (option 1 / eta = 2 / eta = 1)"
-        verdicts.append(claim(statement, yes(close), numbers))
+        verdicts.append(claim(statement, learnt(yes(close), *runs.values()), numbers))
         cheapest |= {f"{method}, {name}": values for name, values in need.items()}
     best = min(cheapest, key=lambda name: mean(cheapest[name]))
     numbers = f"BiSLS {show(mean(checks(own)))}, {best} {show(mean(cheapest[best]))}"
-    return (
-        *verdicts,
-        ours("The default needs at most as many checks as any", at_most(checks(own), cheapest[best]), numbers),
-    )
+    judgement = learnt(at_most(checks(own), cheapest[best]), own)
+    return (*verdicts, ours("The default needs at most as many checks as any", judgement, numbers))
 
 
 def judge_timed(timed: Mapping[str, ByNumber], own: Sequence[RunRecord]) -> tuple[Verdict, ...]:
     """BiSLS-Adam reaches 85 % in less time than tuned Adam at each number of CG steps; the default is sooner than either."""
     verdicts = []
+    everything = {f"{m}, CG {n}": runs for m, by in timed.items() for n, runs in by.items()} | {OWN: own}
+    steps = ", ".join(f"{key} {_told(reached(runs, 'k'))}" for key, runs in everything.items())
     for name, label in (("seconds", "CPU time"), ("k", "iterations")):
+        beside = f" ({MACHINE}); iterations: {steps}{evaluations(everything)}" if name == "seconds" else ""
         at = {method: {n: reached(runs, name) for n, runs in by.items()} for method, by in timed.items()}
         each = [at_most(at["BiSLS-Adam"][n], at["tuned Adam"][n]) for n in at["tuned Adam"]]
         shown = {f"{m}, CG {n}": values for m, by in at.items() for n, values in by.items()}
-        numbers = ", ".join(f"{key} {_told(values)}" for key, values in shown.items())
+        numbers = ", ".join(f"{key} {_told(values)}" for key, values in shown.items()) + beside
         statement = f"BiSLS-Adam reaches {LEVEL:.0%} in no more {label} than tuned Adam at each number of CG steps"
         verdicts.append(claim(statement, both(*each), numbers))
         best = min(shown, key=lambda key: mean(shown[key]))
-        numbers = f"BiSLS {_told(reached(own, name))}, {best} {_told(shown[best])}"
+        numbers = f"BiSLS {_told(reached(own, name))}, {best} {_told(shown[best])}{beside}"
         statement = f"The default reaches {LEVEL:.0%} in no more {label} than any of them"
         verdicts.append(ours(statement, at_most(reached(own, name), shown[best]), numbers))
     return tuple(verdicts)

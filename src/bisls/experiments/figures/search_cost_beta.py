@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import describe
 from bisls.experiments.drawing import dots
 from bisls.experiments.judging import at_most, claim, listed, mean, ours, show, yes
-from bisls.experiments.representation import ALPHA, DEFAULT, METHODS, OWN, checks, dear, over_seeds
+from bisls.experiments.representation import ALPHA, DEFAULT, METHODS, OWN, checks, dear, learnt
 from bisls.outcome import Panel, Verdict
 
 ROUNDS = 1.5  # what counts as the paper's one check
@@ -23,7 +24,7 @@ def ask(plan: Plan) -> Asking:
         f"{name} {beta:g}": dear(plan, METHODS[name], beta=beta, steps=steps, every=every)
         for name in methods for beta in betas
     }  # fmt: skip
-    found = yield from over_seeds(plan, {**wanted, DEFAULT: dear(plan, DEFAULT)})
+    found = yield from over_seeds(plan.each_seed, {**wanted, DEFAULT: dear(plan, DEFAULT)})
     groups = {name: {beta: found[f"{name} {beta:g}"] for beta in betas} for name in methods}
     own = found[DEFAULT]
     lines = [dots(name, betas, [checks(one, "lower") for one in runs.values()]) for name, runs in groups.items()]
@@ -46,16 +47,15 @@ def judge(groups: Mapping[str, Mapping[float, Sequence[RunRecord]]], own: Sequen
     verdicts = [
         claim(
             f"With option 1 a lower step takes about one check (at most {ROUNDS:g}) from every beta_b0",
-            yes(max(map(mean, costs.values())) <= ROUNDS),
+            learnt(yes(max(map(mean, costs.values())) <= ROUNDS), *(runs for by in groups.values() for runs in by.values())),
             f"{listed(costs)}; the longest step that ended an iteration: {listed(longest)}",
         )
     ]
     cheapest = min(costs, key=lambda name: mean(costs[name]))
     need = checks(own, "lower")
     numbers = f"BiSLS {show(mean(need))}, {cheapest} {show(mean(costs[cheapest]))}"
-    verdicts.append(
-        ours("The default needs at most as many checks a lower step as any", at_most(need, costs[cheapest]), numbers)
-    )
+    judgement = learnt(at_most(need, costs[cheapest]), own)
+    verdicts.append(ours("The default needs at most as many checks a lower step as any", judgement, numbers))
     return tuple(verdicts)
 
 
