@@ -8,20 +8,22 @@ import numpy as np
 import pytest
 
 from bisls.experiments import Plan, Store, figure, reproduce
+from bisls.experiments.asking import gather
 from bisls.experiments.base import RunRecord
 from bisls.experiments.distillation import (
     LOWER,
     OURS,
     Tuned,
     album,
+    beyond,
     distillation,
-    gather,
     grid,
-    held,
     recognised,
+    reference,
     tuned,
 )
 from bisls.experiments.figures import datadist, demo_3, mnist50, mnist_sample, mnist_sps
+from bisls.experiments.progress import held
 from bisls.outcome import Judgement, Outcome
 
 NAMES = ("demo_3", "mnist_sps", "datadist", "mnist50", "mnist_sample")
@@ -72,20 +74,25 @@ def test_the_learnt_pictures_are_shown(outcomes):
         assert grey.max() == 1
 
 
-def made(end, exact=None, alpha=10.0, error="", **curves):
+def made(end, exact=None, alpha=10.0, error="", share=1.0, **curves):
     """A record that ends where it is told to."""
-    own = {"loss": (2.3, end), "k": (0.0, 300.0), "alpha": (alpha, alpha / np.sqrt(2)), "accuracy": (0.1, 0.85)}
+    own = {"loss": (2.3, end), "k": (0.0, 300.0), "alpha": (alpha, share * alpha / np.sqrt(2)), "accuracy": (0.1, 0.85)}
     return RunRecord({"alpha": alpha}, own | curves, {"exact": end if exact is None else exact}, error)
 
 
-def several(*ends):
-    return [made(end) for end in ends]
+def several(*ends, **others):
+    return [made(end, **others) for end in ends]
 
 
-def sps_runs(sps, sgd):
+def polyak(*ends, **others):
+    """Runs in which the Polyak step decides every other time."""
+    return several(*ends, share=0.5, **others)
+
+
+def sps_runs(sps, sgd, silent=()):
     """Ends by alpha_b0, the same for both hypergradients."""
     return {
-        (linear, method, alpha): several(end)
+        (linear, method, alpha): several(end) if alpha in silent else polyak(end)
         for linear in demo_3.LINEAR
         for method, ends in (("bisps", sps), ("sgd-decay", sgd))
         for alpha, end in zip((10.0, 100.0), ends, strict=True)
@@ -100,8 +107,11 @@ def judged(verdicts):
     ("sps", "sgd", "default", "expected"),
     [
         ((1.5, 1.6), (1.6, 2.2), 0.5, (HOLDS, HOLDS, HOLDS)),
+        ((2.2, 2.2), (2.2, 2.3), 2.2, (UNDECIDED, UNDECIDED, UNDECIDED)),  # none got anywhere
+        ((2.2, 1.4), (2.0, 1.5), 0.5, (FAILS, FAILS, HOLDS)),
+        ((2.3, 1.4), (2.2, 1.5), 0.5, (HOLDS, FAILS, HOLDS)),  # from 10 none got anywhere
         ((1.5, 1.6), (1.6, 1.2), 1.5, (FAILS, HOLDS, FAILS)),  # BiSPS above at 100, and the default above the best
-        ((1.5, 2.2), (1.6, 2.3), 1.52, (HOLDS, FAILS, UNDECIDED)),  # just as spread
+        ((1.5, 2.2), (1.6, 2.3), 1.52, (HOLDS, UNDECIDED, UNDECIDED)),  # just as spread
         ((1.5, 1.52), (1.5, 1.5), 0.5, (UNDECIDED, FAILS, HOLDS)),
         ((1.5, inf), (1.5, 1.5), 0.5, (FAILS, FAILS, HOLDS)),
         ((1.5, 1.5), (1.5, inf), 0.5, (HOLDS, HOLDS, HOLDS)),
@@ -109,7 +119,23 @@ def judged(verdicts):
 )
 def test_demo_3(sps, sgd, default, expected):
     each, spread, own = expected
-    assert judged(demo_3.judge(sps_runs(sps, sgd), several(default))) == [each, spread, each, spread, own, own]
+    verdicts = demo_3.judge(sps_runs(sps, sgd), several(default))
+    assert judged(verdicts) == [each, each, spread] * 2 + [own, own]
+
+
+def test_demo_3_where_the_ceiling_decides():
+    runs = sps_runs((1.9, 1.5), (1.5, 1.6), silent=(10.0,))
+    verdicts = demo_3.judge(runs, several(0.5))
+    assert judged(verdicts)[:2] == [HOLDS, HOLDS]  # by 100 alone
+    assert "not counted: 10 (the Polyak step decides in less than 5%" in verdicts[0].numbers
+    assert "alpha_b0 = 10 " in demo_3.told(runs)
+    nothing = demo_3.judge(sps_runs((1.5, 1.4), (1.6, 2.0), silent=(10.0, 100.0)), several(0.5))
+    assert judged(nothing)[:3] == [UNDECIDED] * 3
+
+
+def test_demo_3_judges_the_solved_problem_too():
+    runs = {key: polyak(1.5, exact=1.9 if key[1] == "bisps" else 1.2) for key in sps_runs((1, 1), (1, 1))}
+    assert judged(demo_3.judge(runs, several(0.5)))[:2] == [HOLDS, FAILS]
 
 
 @pytest.mark.parametrize(("searched", "expected"), [(0.7, HOLDS), (0.9, FAILS), (0.82, UNDECIDED), (inf, FAILS)])
@@ -147,9 +173,22 @@ def test_mnist50_judges_the_solved_problem_apart():
     ],
 )
 def test_mnist_sample(one, two, decay, expected):
-    ends = {mnist_sample.ONE: several(one), mnist_sample.TWO: several(two), mnist_sample.DECAY: several(decay)}
+    ends = {mnist_sample.ONE: polyak(one), mnist_sample.TWO: polyak(two), mnist_sample.DECAY: several(decay)}
     verdicts = mnist_sample.judge({10.0: ends, 100.0: ends}, several(0.5))
     assert judged(verdicts) == [*expected, HOLDS, HOLDS]
+
+
+def test_mnist_sample_where_the_ceiling_decides():
+    def groups(one, two, decay, make):
+        return {mnist_sample.ONE: make(one), mnist_sample.TWO: make(two), mnist_sample.DECAY: several(decay)}
+
+    runs = {10.0: groups(1.5, 1.5, 1.5, several), 100.0: groups(1.5, 1.5, 1.4, polyak)}
+    verdicts = mnist_sample.judge(runs, several(0.5))
+    assert judged(verdicts)[:3] == [UNDECIDED, HOLDS, FAILS]
+    assert "not counted: 10" in verdicts[0].numbers
+    assert "same run" in mnist_sample.told(runs)
+    nowhere = mnist_sample.judge({10.0: groups(2.2, 2.2, 2.3, polyak)}, several(2.2))
+    assert judged(nowhere) == [UNDECIDED] * 4
 
 
 @pytest.mark.parametrize(("searched", "expected"), [(0.3, HOLDS), (0.7, FAILS), (0.49, UNDECIDED)])
@@ -169,11 +208,13 @@ def test_pictures_that_are_digits_and_pictures_that_are_not():
     like = tuple((4.0 * means + draw.random((10, 784)) - 7.0).ravel())
     moved = tuple(np.roll(means, 1, axis=0).ravel())
     runs = {datadist.SLS: made(1.0, pictures=moved, accuracy=(0.1, 0.4)), OURS: made(1.0, pictures=like)}
-    verdicts = datadist.judge_pictures(runs, means)
+    verdicts = datadist.judge_pictures(runs, means, 0.8)
     assert judged(verdicts) == [FAILS, FAILS, HOLDS, HOLDS]
     assert [verdict.ours for verdict in verdicts] == [False, False, True, True]
-    lost = datadist.judge_pictures({OURS: made(nan, error="lost", pictures=like)}, means)
+    lost = datadist.judge_pictures({OURS: made(nan, error="lost", pictures=like)}, means, 0.8)
     assert judged(lost) == [FAILS, FAILS]
+    near = datadist.judge_pictures({OURS: made(1.0, pictures=like, accuracy=(0.1, 0.795))}, means, 0.8)
+    assert judged(near) == [HOLDS, UNDECIDED]
     assert recognised(np.full((10, 784), nan), means) == recognised(np.zeros((10, 784)), means) == 0
 
 
@@ -208,12 +249,53 @@ def test_the_best_pair_of_a_grid_is_run_on_all_seeds():
     assert "at the edge" in str(Tuned(4.0, 0.1, best.pairs, best.runs))
 
 
+def test_a_grid_is_extended_while_its_best_upper_step_is_at_an_edge():
+    def drive(ends, pairs):
+        asking, asked = tuned(Plan("quick", 1), {"SGD": ("sgd", pairs)}), []
+        wanted = next(asking)
+        while True:
+            asked.append([(config.alpha, config.beta) for config in wanted])
+            try:
+                wanted = asking.send([made(ends(config.alpha, config.beta)) for config in wanted])
+            except StopIteration as end:
+                return asked, end.value["SGD"]
+
+    pairs = [(1.0, LOWER), (10.0, LOWER), (0.1, 0.3), (1.0, 0.3)]
+    asked, best = drive(lambda alpha, beta: abs(np.log10(alpha) - 2) + (beta != LOWER), pairs)
+    assert asked == [pairs, [(100.0, LOWER)], [(1000.0, LOWER)], [(100.0, LOWER)]]
+    assert str(best) == "alpha 100, beta 0.0001 (best of 6 pairs; beta at the edge of the grid)"
+    asked, best = drive(lambda alpha, beta: alpha, pairs)
+    assert asked[1:-1] == [[(0.01, 0.3)], [(0.001, 0.3)], [(0.0001, 0.3)]]
+    assert "alpha and beta at the edge" in str(best)
+    asked, best = drive(lambda alpha, beta: inf, pairs)
+    assert asked[-1] == [(0.0001, 0.3)]
+    assert beyond({(1.0, 0.3): 2.0}) == [(10.0, 0.3), (0.1, 0.3)]
+
+
+def test_the_class_means_teach_something_but_not_all():
+    assert 0.5 < reference("digits") < 1.0
+
+
 def test_records_come_back_under_their_names():
     asking = gather({"a": [1, 2], "b": [], "c": [3]})
     assert next(asking) == [1, 2, 3]
     with pytest.raises(StopIteration) as end:
         asking.send(["one", "two", "three"])
     assert end.value.value == {"a": ["one", "two"], "b": [], "c": ["three"]}
+    asking = gather({"a": [1, 2]})
+    next(asking)
+    with pytest.raises(ValueError, match="asked for 2 runs, was sent 1"):
+        asking.send(["one"])
+    with pytest.raises(StopIteration):
+        next(gather({"a": []}))
+
+
+def test_the_axis_ends_below_the_lowest_loss(outcomes):
+    for name in NAMES:
+        for panel in outcomes[name].panels:
+            if panel.ylim:
+                lowest = min(value for series in panel.series for value in series.y)
+                assert panel.ylim == (pytest.approx(min(0.8 * lowest, 1.5)), 3.0)
 
 
 @pytest.mark.parametrize("scale", ["quick", "paper"])

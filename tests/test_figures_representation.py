@@ -10,6 +10,7 @@ from bisls.experiments import Plan, Store, figure, reproduce
 from bisls.experiments.base import RunRecord
 from bisls.experiments.figures import (
     delta_opt1,
+    demo_1,
     demo_4,
     eta,
     hyper_more,
@@ -53,7 +54,19 @@ def outcomes(tmp_path_factory):
     return {one.name: one for one in found}
 
 
-def run(loss=0.1, *, accuracy=0.9, first=0.5, seconds=10.0, alpha=(1.0,), beta=(1.0,), upper=1.0, lower=10.0, error=""):
+def run(
+    loss=0.1,
+    *,
+    accuracy=0.9,
+    first=0.5,
+    seconds=10.0,
+    alpha=(1.0,),
+    beta=(1.0,),
+    upper=1.0,
+    lower=10.0,
+    error="",
+    ceiling=2.0,
+):
     """A run of one hundred iterations that ends at a loss, with the accuracy reached half-way."""
     curves = {
         "k": (0.0, 50.0, 100.0),
@@ -66,7 +79,8 @@ def run(loss=0.1, *, accuracy=0.9, first=0.5, seconds=10.0, alpha=(1.0,), beta=(
         "lower_checks": (lower,) * 4,
         "lower_steps": (10.0,) * 4,
     }
-    return RunRecord({}, curves, {}, error)
+    facts = {"evaluations": {"upper_gradients": 100, "lower_gradients": 1000}}
+    return RunRecord({"alpha": ceiling}, curves, {"iterations": 100.0}, error, facts)
 
 
 def runs(*losses, **others):
@@ -134,6 +148,13 @@ def test_tuning_finds_the_best_pair_of_the_grid(scale, most):
     )  # the best pair on a second seed
 
 
+def test_a_best_pair_at_the_edge_of_the_grid_is_told():
+    _, (best, _) = drive(tuned(Plan("quick", 1), ("adam",)), distance)
+    assert "edge" not in str(best["adam"])
+    _, (best, _) = drive(tuned(Plan("quick", 1), ("adam",)), lambda config: 0.1 - config.alpha + config.beta / 100)
+    assert str(best["adam"]).endswith("; alpha and beta at the edge of the grid)")
+
+
 def test_tuning_where_everything_diverges():
     grid = {(0.1, 10.0): run(1e9), (0.05, 5.0): run(float("nan"))}
     assert best_pair(grid) == (0.05, 5.0)
@@ -157,6 +178,19 @@ def test_demo_4():
     assert demo_4_verdicts(0.202, 0.202, FALLING, FALLING)[0] is UNDECIDED
 
 
+def test_nothing_holds_of_runs_that_got_nowhere():
+    still = {name: runs(0.49) for name in ("BiSLS-Adam", "BiSLS-SGD", "adam, tuned", "sgd, tuned")}
+    begun = {name: runs(0.5, alpha=FALLING, beta=FALLING) for name in "ab"}
+    assert judged(demo_4.judge(still, begun, runs(0.48), 1e-4)) == [UNDECIDED] * 6
+    levels = {name: runs(loss) for name, loss in zip(hyper_more.LEVELS, (0.48, 0.6, 0.48, 0.6), strict=True)}
+    assert judged(hyper_more.judge(levels, still, begun, begun, runs(0.48))) == [UNDECIDED] * 7
+    assert judged(opt.judge(two_methods(option_1=0.49, option_2=0.6, option_3=0.49), runs(0.48))) == [UNDECIDED] * 5
+    assert judged(eta.judge(named("eta", {"1": 0.6, "2": 0.49, "10": 0.49}), runs(0.48))) == [UNDECIDED] * 5
+    assert judged(search_cost_beta.judge({"BiSLS-Adam": {1.0: runs(0.5)}}, runs(0.5, lower=1.0))) == [UNDECIDED] * 2
+    grids = {"beta 1": runs(0.6), "alpha 1": runs(0.6), "default": runs(0.49)}
+    assert judged(demo_1.judge(grids))[2] is UNDECIDED
+
+
 def hyper_verdicts(levels, accurate, start, own):
     searched = {name: runs(loss) for name, loss in zip(hyper_more.LEVELS, levels, strict=True)}
     compared = {name: runs(0.1, accuracy=accurate) for name in ("BiSLS-SGD", "BiSLS-Adam")}
@@ -176,6 +210,18 @@ def test_yhat():
     bad = {1: runs(0.1, accuracy=0.7, seconds=9.0), 5: runs(0.1, accuracy=0.9, seconds=5.0)}
     assert judged(search_and_runtime.judge_yhat(good)) == [HOLDS, HOLDS]
     assert judged(search_and_runtime.judge_yhat(bad)) == [FAILS, FAILS]
+    nothing = {n: runs(0.49, accuracy=0.1, seconds=5.0 + n) for n in (1, 5)}
+    assert judged(search_and_runtime.judge_yhat(nothing)) == [UNDECIDED, UNDECIDED]
+
+
+def test_times_are_told_beside_counts():
+    verdict = search_and_runtime.judge_yhat({1: runs(0.1), 5: runs(0.1)})[1]
+    assert "times of one machine" in verdict.numbers
+    assert "evaluations an iteration: 1 steps 11, 5 steps 11" in verdict.numbers
+    timed = {"BiSLS-Adam": {5: [run()]}, "tuned Adam": {5: [run()]}}
+    verdict = search_and_runtime.judge_timed(timed, [run()])[0]
+    assert "times of one machine" in verdict.numbers
+    assert "iterations: BiSLS-Adam, CG 5 50, tuned Adam, CG 5 50" in verdict.numbers
 
 
 def test_upper_checks():
@@ -250,3 +296,15 @@ def test_sample_hyper():
     assert verdicts(0.1, 1e9, 0.2) == [FAILS, FAILS]
     assert verdicts(1e9, 1e9, 0.2) == [UNDECIDED, HOLDS]
     assert verdicts(0.5, 0.5, 0.2) == [UNDECIDED, HOLDS]
+
+
+def test_sample_hyper_where_the_ceiling_decides():
+    def named(one, two, ceiling):
+        methods = {"BiSPS, one sample": runs(one, ceiling=ceiling), "BiSPS, two samples": runs(two, ceiling=ceiling)}
+        return methods | {"decaying SGD": runs(0.3)}
+
+    (verdict, _) = sample_hyper.judge({10.0: {1.0: named(0.1, 0.1, 1.0)}}, runs(0.1))
+    assert verdict.judgement is UNDECIDED
+    assert "not counted: 1 (" in verdict.numbers
+    (verdict, _) = sample_hyper.judge({10.0: {1.0: named(0.1, 0.3, 1.0), 2.0: named(0.1, 0.1, 2.0)}}, runs(0.1))
+    assert verdict.judgement is HOLDS  # by 2 alone

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from bisls.experiments import Plan, figure
+from bisls.experiments.backends import run_one
 from bisls.experiments.base import Findings, RunRecord, from_json, to_json
 from bisls.experiments.figures import app_single_level, demo_2, quadratics, rates, trajectories
-from bisls.experiments.rates import CONTROLS, EXPONENTS, FIRST, RateRun, fit, marks
+from bisls.experiments.rates import CONTROLS, EXPONENTS, FIRST, Fit, RateRun, fit, marks
 from bisls.experiments.single import AWAY, Quadratics, SingleRun, stepping
 from bisls.experiments.stochastic import AUTO, early, late, paired, settling, wobble
-from bisls.experiments.sweep import run_one
 from bisls.experiments.theorems import Noisy, convex, strongly_convex
 from bisls.outcome import Judgement
 
@@ -32,7 +32,7 @@ def drawn(name: str) -> Findings:
     while True:
         for config in wants:
             if config.key not in known:
-                known[config.key] = run_one(config)
+                known[config.key] = run_one(config)[1]
         try:
             wants = asking.send([known[config.key] for config in wants])
         except StopIteration as end:
@@ -90,12 +90,20 @@ def test_quadratics_statements():
 
 
 def test_trajectories_statements():
-    good = {name: distances(0.05) for name in trajectories.METHODS} | {"SPS_max": distances(0.5)}
-    assert judgements(trajectories.judge(good, apart=1.0)) == [HOLDS] * 4
-    far = [*distances(0.05), made([1.0] * 20, "distance")]
-    bad = dict.fromkeys(trajectories.METHODS, far)
-    assert judgements(trajectories.judge(bad, apart=1.0)) == [FAILS] * 4
-    assert judgements(trajectories.judge(good, apart=0.1))[0] is FAILS
+    good = {name: [[0.05, 0.05], [0.03, 0.03]] for name in trajectories.METHODS} | {"SPS_max": [[0.5, 0.5], [0.2, 0.2]]}
+    assert judgements(trajectories.judge(good)) == [HOLDS] * 4
+    assert "farther from 4 of 4 starts" in trajectories.judge(good)[2].numbers
+    bad = {name: [[0.05, 0.05], [0.03, 1.0]] for name in trajectories.METHODS} | {
+        "SPS_max": [[0.02, 0.02], [0.06, 0.06]]
+    }
+    assert judgements(trajectories.judge(bad)) == [FAILS] * 4
+    # with two problems that disagree it is undecided, with one its own starts count once
+    mixed = good | {"SPS_max": [[0.5, 0.5], [0.02, 0.02]]}
+    assert judgements(trajectories.judge(mixed))[2] is UNDECIDED
+    assert judgements(trajectories.judge({name: by[:1] for name, by in mixed.items()}))[2] is HOLDS
+    lost = good | {"SPSB": [[inf, 0.1], [0.1, 0.1]]}
+    assert judgements(trajectories.judge(lost))[::2] == [FAILS, FAILS]
+    assert trajectories.told(lost) == ""
 
 
 def test_the_quadratics_are_those_of_the_paper():
@@ -305,8 +313,25 @@ def test_slopes():
     assert found.judged(-0.5) is HOLDS
     assert found.judged(-0.6) is UNDECIDED  # a factor log K would explain as much
     assert found.judged(-1.0) is FAILS
-    assert fit(KS, falling(-0.5, spread=1.0)).judged(-0.5) is UNDECIDED  # so large an error decides nothing
-    assert fit(KS, np.where(KS > 1000, np.nan, values)).judged(-0.5) is FAILS
+    assert fit(KS, np.where(KS > 1000, np.nan, values)).judged(-0.5) is UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("slope", "error", "expected"),
+    [
+        (-0.46, 0.0, HOLDS),
+        (-0.44, 0.01, UNDECIDED),  # noise does not count in its favour
+        (-0.44, 0.0, UNDECIDED),  # log K explains it
+        (-0.34, 0.0, FAILS),
+        (-0.34, 0.02, UNDECIDED),
+        (-0.1, 0.2, UNDECIDED),
+        (-0.7, 0.2, HOLDS),
+        (-0.34, nan, UNDECIDED),
+        (nan, nan, UNDECIDED),
+    ],
+)
+def test_what_a_slope_says(slope, error, expected):
+    assert Fit(slope, error, log_factor=0.13).judged(-0.5) is expected
 
 
 def test_rates_statements():
@@ -323,3 +348,11 @@ def test_rates_statements():
     assert judgements(rates.judge(bad)) == [FAILS] * 5
     between = {"1 SPSB": case(1, "SPSB", -0.4), "control": case(1, "SPSMax", -0.4)}
     assert judgements(rates.judge(between)) == [UNDECIDED] * 2
+    lost = {"1 SPSB": case(1, "SPSB", nan), "control": case(1, "SPSMax", nan)}
+    assert judgements(rates.judge(lost)) == [UNDECIDED] * 2
+    assert all("no slope" in verdict.numbers for verdict in rates.judge(lost))
+
+
+def test_steps_that_never_leave_the_ceiling_say_nothing():
+    always = {name: losses(0.1, jump=nan, below=0.0, late=1.0) for name in app_single_level.METHODS}
+    assert judgements(app_single_level.judge(always))[:5] == [UNDECIDED] * 5

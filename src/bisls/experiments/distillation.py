@@ -168,7 +168,13 @@ def losses(title: str, lines: Groups, default: Sequence[RunRecord], alt: str, da
     series: list[Series] = [curve(name, runs, "loss", dashed=name in dashed) for name, runs in lines.items()]
     series.append(curve(OURS, default, "loss", ours=True))
     return Panel(
-        title, "upper iteration", "validation loss f(x, y)", tuple(series), yscale="log", ylim=limits(series, 3.0), alt=alt
+        title,
+        "upper iteration",
+        "validation loss f(x, y)",
+        tuple(series),
+        yscale="log",
+        ylim=limits(series, 3.0),
+        alt=alt,
     )
 
 

@@ -208,9 +208,9 @@ class Fit:
     def judged(self, exponent: float) -> Judgement:
         """Whether the rate K^exponent, times log K, is reached; the theorems bound from above, so a steeper slope is no fault.
 
-        It holds where slope <= exponent + 0.05, however large the s.e.: noise counts for nobody. Above that it is undecided where
-        the factor log K over these K and two s.e. explain the rest, or the s.e. exceeds 0.1, and fails otherwise. Without a slope,
-        as where a run was lost, it is undecided.
+        It holds where slope <= exponent + 0.05: noise does not count in its favour. Above that it is undecided where the factor
+        log K over these K and two s.e. explain the rest, or the s.e. exceeds 0.1, and fails otherwise. Without a slope, as where
+        a run was lost, it is undecided.
         """
         if not isfinite(self.slope):
             return Judgement.UNDECIDED

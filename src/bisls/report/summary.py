@@ -20,9 +20,18 @@ _DECIDING = """
 Every statement was put so that the records can contradict it, and a fixed rule decides; nobody looks at a plot. What is
 compared is, as a rule, the loss at the end, averaged over seeds; a run that diverged counts as infinite.
 
-“Holds” means that the records bear the statement out, “fails” that they contradict it by more than noise, “undecided”
-that the difference lies within noise or that the runs for it are missing. With two seeds or more, noise is two standard
-errors of the difference; with one seed it is 5 % of the larger value.
+“Holds” means that the records bear the statement out, “fails” that they contradict it, “undecided” that neither is
+clear or that the runs for it are missing or say nothing. Where losses, errors or times are compared, noise is two standard
+errors of the difference with two seeds or more, and 5 % of the larger value with one. “At or below” holds where the mean
+is; “below” holds where it is by more than noise; both fail only where the mean is above by more than noise.
+
+Statements on medians, counts, shares and fixed thresholds (“at least 8 of 10”, “at most half as many checks”, “from every
+start”) have no rule for noise: they hold or fail as the number stands, so look at how near it is to its threshold. Rates have
+a rule of their own, which their figure states.
+
+Nothing holds of runs that got nowhere: a statement in favour of runs that all end above 90 % of where they began is
+undecided. So is a comparison of Polyak steps with their ceilings where the Polyak step decides in less than 5 % of the
+iterations, for then both are the same run. Times are of one machine.
 
 The numbers beside a verdict are those that decided it. Statements marked “our default” are about this package and are
 no claims of the paper: they are counted apart.

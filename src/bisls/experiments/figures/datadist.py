@@ -133,8 +133,8 @@ def judge_pictures(runs: Mapping[str, RunRecord], means: np.ndarray, plain: floa
         verdicts.append(say(statement, yes(count >= MOST), f"{count} of 10"))
         reached = record.last("accuracy")
         statement = (
-            f"{name}: a model trained on the learnt pictures reads at least as many unseen digits as one trained on the ten class "
-            "means (our reference, not the paper's)"
+            f"{name}: a model trained on the learnt pictures reads at least as many unseen digits as one trained on the ten "
+            "class means (our reference, not the paper's)"
         )
         shown = f"accuracy {show(reached)}, of the class means {show(plain)}"
         verdicts.append(say(statement, at_most([wrong(reached)], [wrong(plain)]), shown))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from math import log
 from typing import Any
 
+from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan
 from bisls.experiments.judging import at_most, below, both, claim, ours, show
+from bisls.experiments.progress import begun, earned
 from bisls.experiments.single import AWAY, SingleRun
 from bisls.experiments.stochastic import (
     AUTO,
@@ -14,7 +16,6 @@ from bisls.experiments.stochastic import (
     curves,
     early,
     geometric,
-    grouped,
     late,
     listed_geometric,
     paired,
@@ -39,10 +40,12 @@ def ask(plan: Plan) -> Asking:
     problems = range(max(plan.seeds, plan.pick(1, 5, 5)))
     steps = plan.pick(40, 1000, 5000)
     common: dict[str, Any] = {"problem": "quadratics", "steps": steps, "every": plan.pick(1, 1, 5)}
-    names = {f"{name} {gamma:g}": (gamma, *how) for gamma in gammas for name, how in METHODS.items()}
-    configs = [SingleRun(s, method=m, gamma=g, samples=n, **common) for g, m, n in names.values() for s in problems]
-    configs += [SingleRun(s, method="auto", **common) for s in problems]
-    groups = grouped((*names, AUTO), (yield configs), len(problems))
+    wanted = {
+        f"{name} {gamma:g}": SingleRun(0, method=method, gamma=gamma, samples=samples, **common)
+        for gamma in gammas
+        for name, (method, samples) in METHODS.items()
+    }
+    groups = yield from over_seeds(problems, {**wanted, AUTO: SingleRun(0, method="auto", **common)})
     settings = {
         "task": f"f_1 + f_2 in the plane, a random problem for each of {len(problems)} seeds; batch 1, l* = 0",
         "iterations": f"K = {steps}, from a distance of {AWAY:g} from the optimum",
@@ -80,15 +83,16 @@ def judge(groups: Groups, gamma: float) -> tuple[Verdict, ...]:
     under = f"Under gamma_b0 = {gamma:g}"
     ends = {name: [late(run, "distance") for run in runs] for name, runs in groups.items()}
     numbers = listed_geometric(ends)
-    verdicts = []
+    first, verdicts = begun(*groups.values(), name="distance"), []
     for name in ("DecSPS", "SPS_max"):
         judged, ratio = paired(below, ends["SPSB"], ends[name])
+        judged = earned(judged, first, ends["SPSB"])
         text = f"{under}, SPSB ends nearer to the optimum than {name}"
         verdicts.append(claim(text, judged, f"{numbers}; ratio {show(ratio)}"))
-    begun = {name: [early(run) for run in runs] for name, runs in groups.items()}
-    judged, ratio = paired(below, begun["SPSB"], begun["DecSPS"])
+    soon = {name: [early(run) for run in runs] for name, runs in groups.items()}
+    judged, ratio = paired(below, soon["SPSB"], soon["DecSPS"])
     text = f"{under}, SPSB is nearer than DecSPS early on: the mean over the first twentieth of the iterations"
-    verdicts.append(claim(text, judged, f"{listed_geometric(begun)}; ratio {show(ratio)}"))
+    verdicts.append(claim(text, judged, f"{listed_geometric(soon)}; ratio {show(ratio)}"))
     share = [log(settling(run)) for run in groups["SPS_max"]]
     step = geometric([settling(run, "step") for run in groups["SPS_max"]])
     text = (
@@ -97,7 +101,8 @@ def judge(groups: Groups, gamma: float) -> tuple[Verdict, ...]:
     moved = listed_geometric({name: [settling(run) for run in runs] for name, runs in groups.items()})
     verdicts.append(claim(text, below([log(SETTLED)] * len(share), share), f"{moved}; step of SPS_max {show(step)}"))
     own = [paired(at_most, ends[AUTO], ends[name])[0] for name in METHODS]
-    verdicts.append(ours(f"{under} for the others, Auto ends at or below each of them", both(*own), numbers))
+    judged = earned(both(*own), first, ends[AUTO])
+    verdicts.append(ours(f"{under} for the others, Auto ends at or below each of them", judged, numbers))
     return tuple(verdicts)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import describe
-from bisls.experiments.drawing import curve
+from bisls.experiments.drawing import curve, limits
 from bisls.experiments.judging import claim, mean, show
 from bisls.experiments.progress import begun, held, left_out, silent, telling
 from bisls.experiments.representation import (
@@ -57,7 +57,15 @@ def ask(plan: Plan) -> Asking:
         title = f"Lower step {beta:g}; methods and alpha_b0"
         alt = f"Validation loss of BiSPS and decaying SGD for each alpha_b0 with constant lower step {beta:g}, and of the default"
         panels.append(
-            Panel(title, "upper iteration", "validation loss", tuple(lines), yscale="log", ylim=(0.03, 2.0), alt=alt)
+            Panel(
+                title,
+                "upper iteration",
+                "validation loss",
+                tuple(lines),
+                yscale="log",
+                ylim=limits(lines, 2.0),
+                alt=alt,
+            )
         )
     settings = describe(
         next(iter(wanted.values())), **{
@@ -70,7 +78,7 @@ def ask(plan: Plan) -> Asking:
 
 
 def judge(by_beta: Mapping[float, Runs], own: Sequence[RunRecord]) -> tuple[Verdict, ...]:
-    """One and two samples are alike at every alpha_b0; one where neither gets anywhere, or both are decaying SGD, says nothing."""
+    """One and two samples are alike at every alpha_b0; where neither gets anywhere, or both are decaying SGD, none counts."""
     verdicts: list[Verdict] = []
     everything: dict[str, Sequence[RunRecord]] = {}
     for beta, runs in by_beta.items():

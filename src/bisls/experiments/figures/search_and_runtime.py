@@ -32,7 +32,7 @@ from bisls.outcome import Panel, Verdict
 LEVEL = 0.85  # the accuracy to be reached
 ENOUGH = 0.02  # one step for yhat is enough where the share of errors is at most so much above the best
 PAPER = {"BiSLS-SGD": (89.0, 9.0, 4.0), "BiSLS-Adam": (115.0, 9.0, 4.0)}  # checks: option 1, eta = 2, eta = 1
-MACHINE = "of one machine; iterations and evaluations are not"
+MACHINE = "times of one machine; the counts beside them are of no machine"
 
 Runs = Mapping[str, Sequence[RunRecord]]
 ByNumber = Mapping[int, Sequence[RunRecord]]
@@ -113,7 +113,7 @@ def reached(records: Sequence[RunRecord], name: str) -> list[float]:
 
 
 def evaluations(groups: Runs) -> str:
-    """Evaluations an iteration, for the numbers beside a time: values, gradients and products at both levels, all counted alike."""
+    """Evaluations an iteration, for the numbers beside a time: values, gradients and products at both levels, counted alike."""
     shown = {}
     for name, runs in groups.items():
         if all(run.facts.get("evaluations") and run.numbers.get("iterations") for run in runs):

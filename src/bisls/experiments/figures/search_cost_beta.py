@@ -47,7 +47,9 @@ def judge(groups: Mapping[str, Mapping[float, Sequence[RunRecord]]], own: Sequen
     verdicts = [
         claim(
             f"With option 1 a lower step takes about one check (at most {ROUNDS:g}) from every beta_b0",
-            learnt(yes(max(map(mean, costs.values())) <= ROUNDS), *(runs for by in groups.values() for runs in by.values())),
+            learnt(
+                yes(max(map(mean, costs.values())) <= ROUNDS), *(runs for by in groups.values() for runs in by.values())
+            ),
             f"{listed(costs)}; the longest step that ended an iteration: {listed(longest)}",
         )
     ]
