@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from bisls import cli, console
@@ -133,6 +135,12 @@ def test_a_run_that_raises_leaves_out_its_figures_and_no_other(tmp_path, monkeyp
     Made.made.clear()
     reproduce([TWO], Plan("smoke", 1), Store(tmp_path), Quiet())
     assert [run.value for run in Made.made] == [3.0, 11.0]
+
+
+def test_a_run_leaves_the_process_as_it_was(tmp_path):
+    before = logging.getLogger("bisls").level, torch.get_num_threads()
+    reproduce([ONE], Plan("smoke", 1), Store(tmp_path), Quiet())
+    assert (logging.getLogger("bisls").level, torch.get_num_threads()) == before
 
 
 def test_a_figure_may_ask_for_nothing(tmp_path):

@@ -33,14 +33,19 @@ class Failure:
 
 def run_one(config: Config) -> tuple[Config, RunRecord | Failure]:
     """One run in a process of its own, with one thread: side by side, more would only wait for each other."""
-    torch.set_num_threads(1)
+    logger, threads = logging.getLogger("bisls"), torch.get_num_threads()
+    level = logger.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a run that is lost warns in many ways; its record says so
-        logging.getLogger("bisls").setLevel(logging.ERROR)
+        logger.setLevel(logging.ERROR)
+        torch.set_num_threads(1)
         try:
             return config, config.execute()
         except Exception as error:  # one run that fails must not take the others with it
             return config, Failure(f"{type(error).__name__}: {error}")
+        finally:
+            logger.setLevel(level)
+            torch.set_num_threads(threads)
 
 
 class Pool:

@@ -65,7 +65,27 @@ def ask(plan: Plan) -> Asking:
         b="; ".join(describe_dear(plan)[name] for name in ("iterations", "upper search", "lower search")),
         c=f"CPU seconds without evaluation; Adam tuned with 10 steps of CG: {best['adam']}, tuning not counted",
     )
-    return Findings(panels, verdicts, settings)
+    return Findings(panels, verdicts, settings, seen=endless(costs, wanted["cg 10"].max_checks))
+
+
+def endless(costs: Mapping[str, Runs], cap: int) -> str:
+    """How many searches only the cap ended, and what the others cost: what the means do not tell."""
+    parts = []
+    for method, runs in costs.items():
+        for name, records in runs.items():
+            counts = np.concatenate([record.curve("upper_checks")[1:] for record in records])
+            if len(counts):
+                others = counts[counts < cap]
+                cost = f", the others took {np.mean(others):.1f} checks each" if len(others) else ""
+                parts.append(f"{method} {name}: {np.sum(counts >= cap)} of {len(counts)}{cost}")
+    return (
+        f"With delta = 0 a search need not end, and only the cap of {cap} checks ended some. Searches that it ended, the first "
+        f"iteration not counted: {'; '.join(parts)}. They make most of the means above."
+        if any(
+            np.any(r.curve("upper_checks")[1:] >= cap) for runs in costs.values() for rs in runs.values() for r in rs
+        )
+        else ""
+    )
 
 
 def _yhat(yhat: ByNumber, own: Sequence[RunRecord]) -> list[Panel]:
