@@ -220,7 +220,9 @@ class _Powers(LogFormatterMathtext):
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         text = super().__call__(x, pos)
-        if text and x > 0 and np.log10(x) % 1 > 1e-9:  # between powers, on an axis of a decade or less: the number itself
+        if (
+            text and x > 0 and np.log10(x) % 1 > 1e-9
+        ):  # between powers, on an axis of a decade or less: the number itself
             return f"{x:.3g}"
         text = re.sub(r"\^\{([^}]*)\}", lambda found: found[1].translate(_SUPERSCRIPT), text)
         return re.sub(r"\$|\\mathdefault|[{}]", "", text.replace(r"\times", "×").replace(r"\,", ""))
