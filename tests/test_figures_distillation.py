@@ -6,6 +6,7 @@ from math import inf, isfinite, nan
 
 import numpy as np
 import pytest
+from watching import Quiet
 
 from bisls.experiments import Plan, Store, figure, reproduce
 from bisls.experiments.asking import gather
@@ -28,17 +29,6 @@ from bisls.outcome import Judgement, Outcome
 
 NAMES = ("demo_3", "mnist_sps", "datadist", "mnist50", "mnist_sample")
 HOLDS, FAILS, UNDECIDED = Judgement.HOLDS, Judgement.FAILS, Judgement.UNDECIDED
-
-
-class Quiet:
-    def wanted(self, runs, cached):
-        pass
-
-    def done(self, config, record):
-        pass
-
-    def figure(self, outcome):
-        pass
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isfinite
 
 import pytest
+from watching import Quiet
 
 from bisls.experiments import Plan, Store, figure, reproduce
 from bisls.experiments.base import RunRecord
@@ -34,17 +35,6 @@ NAMES = (
     "sample_hyper",
 )
 HOLDS, FAILS, UNDECIDED = Judgement.HOLDS, Judgement.FAILS, Judgement.UNDECIDED
-
-
-class Quiet:
-    def wanted(self, runs, cached):
-        pass
-
-    def done(self, config, record):
-        pass
-
-    def figure(self, outcome):
-        pass
 
 
 @pytest.fixture(scope="module")

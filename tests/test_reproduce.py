@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
+from watching import Quiet
 
 from bisls import cli, console
 from bisls._files import write_whole
@@ -49,27 +50,6 @@ class Made(Config):
         return RunRecord(self.described(), {"loss": (self.value, float("inf"), float("nan"))}, {"end": self.value})
 
 
-class Quiet:
-    def __init__(self):
-        self.asked, self.found, self.names, self.broken, self.left_out = [], 0, [], [], []
-
-    def wanted(self, runs, found):
-        self.asked.append([run.value for run in runs])
-        self.found += found
-
-    def done(self, config, record):
-        pass
-
-    def failed(self, config, reason):
-        self.broken.append((config.value, reason))
-
-    def figure(self, outcome):
-        self.names.append(outcome.name)
-
-    def dropped(self, figure, reason):
-        self.left_out.append((figure.name, reason))
-
-
 def two_stages(plan):
     first = yield [Made(seed, value) for value in (3.0, 1.0, 2.0) for seed in plan.each_seed]
     best = min(record.numbers["end"] for record in first)
@@ -96,7 +76,10 @@ def test_a_figure_is_sent_what_it_asks_for_in_its_order(tmp_path):
     watcher = Quiet()
     two, one = reproduce([TWO, ONE], Plan("smoke", 2), Store(tmp_path), watcher)
     assert two.verdicts[0].numbers == "[3.0, 3.0, 1.0, 1.0, 2.0, 2.0, 11.0, 11.0]"
-    assert watcher.asked == [[3.0, 3.0, 2.0, 2.0, 1.0, 1.0], [11.0, 11.0]]  # the long ones first
+    assert [[run.value for run in runs] for runs in watcher.asked] == [
+        [3.0, 3.0, 2.0, 2.0, 1.0, 1.0],
+        [11.0, 11.0],
+    ]  # the long ones first
     assert len(Made.made) == 8  # what both ask for is run once
     assert [one.verdicts[0].judgement, two.verdicts[0].judgement] == [Judgement.HOLDS] * 2
     assert watcher.names == ["one", "two"]
@@ -128,7 +111,7 @@ def test_a_run_that_raises_leaves_out_its_figures_and_no_other(tmp_path, monkeyp
     watcher = Quiet()
     outcomes = reproduce([TWO, ONE], Plan("smoke", 1), Store(tmp_path), watcher)
     assert [outcome.name for outcome in outcomes] == ["one"]
-    assert watcher.broken == [(3.0, "MemoryError: no room")]
+    assert watcher.broken == [(Made(0, 3.0), "MemoryError: no room")]
     assert watcher.left_out == [("two", "MemoryError: no room")]
     assert len(list(tmp_path.glob("*.json"))) == 2
     monkeypatch.setattr(Made, "execute", execute)
@@ -367,6 +350,12 @@ def test_figures_without_data_are_left_out_and_the_others_made(tmp_path, monkeyp
     assert "no source of mnist answers; put the file there" in said
     assert "left out: a (the reasons are above)" in said
     assert [path.stem for path in (tmp_path / "outcomes").iterdir()] == ["b"]
+
+
+def test_a_folder_without_outcomes_yet_has_no_scale(tmp_path):
+    (tmp_path / "outcomes").mkdir()
+    (tmp_path / "outcomes" / ".a.json.x1").write_text("{")  # what a command that was killed may leave
+    console.of_one_scale(tmp_path, "smoke")
 
 
 def test_one_folder_has_one_scale(tmp_path):

@@ -59,8 +59,7 @@ def demo(
     try:
         path = run_demo(out, steps, seed, console)
     except OSError as error:
-        typer.echo(f"cannot write to --out {out}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+        raise _refused(out, error) from None
     console.print(f"plot: {path}", soft_wrap=True)
 
 
@@ -134,8 +133,13 @@ def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        typer.echo(f"cannot write to --out {out}: {error.strerror or error}", err=True)
-        raise typer.Exit(1) from None
+        raise _refused(out, error) from None
+
+
+def _refused(out: Path, error: OSError, more: str = "") -> typer.Exit:
+    """Say that the disk refused; how the command ends then."""
+    typer.echo(f"cannot write to --out {out}: {error.strerror or error}{more}", err=True)
+    return typer.Exit(1)
 
 
 def _complete(known: str) -> Callable[[str], list[str]]:
@@ -219,8 +223,7 @@ def reproduce(
         typer.echo(f"{error}. Finished runs are kept", err=True)
         raise typer.Exit(1) from None
     except OSError as error:
-        typer.echo(f"cannot write to --out {out}: {error.strerror or error}; finished runs are kept", err=True)
-        raise typer.Exit(1) from None
+        raise _refused(out, error, "; finished runs are kept") from None
     if page is not None:
         verdicts = [verdict for outcome in shown for verdict in outcome.verdicts]
         console.print(f"the paper's claims: {count(verdicts, ours=False)}; our default: {count(verdicts, ours=True)}")
@@ -255,12 +258,11 @@ def report(
 
       bisls report out/quick --markdown docs/reproduction.md
     """
-    from bisls.experiments import NAMES
-    from bisls.report import ReportError, count, read_outcomes, write_markdown, write_report
+    from bisls.console import write_page
+    from bisls.report import ReportError, count, write_markdown
 
     try:
-        outcomes = read_outcomes(folder, order=NAMES)
-        page = write_report(outcomes, folder)
+        page, outcomes = write_page(folder)
         second = write_markdown(outcomes, markdown) if markdown else None
     except ReportError as error:
         typer.echo(str(error), err=True)
@@ -310,8 +312,7 @@ def sensitivity(
         report.plot(path)
         path.with_suffix(".json").write_text(json.dumps(report.to_dict()), encoding="utf-8")
     except OSError as error:
-        typer.echo(f"cannot write to --out {out}: {error.strerror or error}", err=True)
-        raise typer.Exit(1) from None
+        raise _refused(out, error) from None
     typer.echo(f"plot: {path}")
 
 

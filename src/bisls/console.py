@@ -148,7 +148,7 @@ def with_data(figures: Sequence[Figure], plan: Plan, console: Console) -> tuple[
 
 def of_one_scale(out: Path, scale: str) -> None:
     """Refuse a folder with outcomes of another scale: one page, one scale."""
-    if not (out / "outcomes").is_dir():
+    if not any((out / "outcomes").glob("*.json")):  # none yet, or a command was killed before its first
         return
     for outcome in read_outcomes(out):
         if outcome.scale != scale:

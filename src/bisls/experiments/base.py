@@ -145,8 +145,8 @@ class Figure:
 
 def from_json(config: Mapping[str, Any], raw: Mapping[str, Any]) -> RunRecord:
     """A record as the store has it."""
-    curves = {name: tuple(_number(v) for v in values) for name, values in raw["curves"].items()}
-    numbers = {name: _number(v) for name, v in raw["numbers"].items()}
+    curves = {name: tuple(float(v) for v in values) for name, values in raw["curves"].items()}
+    numbers = {name: float(v) for name, v in raw["numbers"].items()}
     return RunRecord(config, curves, numbers, raw["error"], raw["facts"])
 
 
@@ -161,10 +161,6 @@ def to_json(record: RunRecord) -> str:
 def _word(value: float) -> float | str:
     value = float(value)
     return float(f"{value:.9g}") if np.isfinite(value) else str(value)
-
-
-def _number(value: float | str) -> float:
-    return float(value)
 
 
 @cache

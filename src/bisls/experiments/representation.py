@@ -188,6 +188,12 @@ def own_at_most(groups: Mapping[str, Sequence[RunRecord]], own: Sequence[RunReco
     )
 
 
+def own_at_most_all(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], own: Sequence[RunRecord]) -> Verdict:
+    """The same for runs by method and variant, as `by_method` gives them."""
+    flat = {f"{method}, {name}": one for method, runs in groups.items() for name, one in runs.items()}
+    return own_at_most(flat, own)
+
+
 def by_method(
     plan: Plan, variants: Mapping[str, Mapping[str, Any]]
 ) -> Generator[Sequence[Config], Sequence[RunRecord], tuple[dict[str, Groups], list[RunRecord], tuple[Panel, ...]]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
-from bisls.experiments.representation import all_alike, by_method, describe_dear, own_at_most
+from bisls.experiments.representation import all_alike, by_method, describe_dear, own_at_most_all
 from bisls.outcome import Verdict
 
 NONE = "delta = 0"
@@ -29,8 +29,7 @@ def judge(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], own: Sequence
     for method, runs in groups.items():
         some = {name: one for name, one in runs.items() if name != NONE}
         verdicts.append(all_alike(f"{method}, delta over six orders alike", some))
-    flat = {f"{method}, {name}": one for method, runs in groups.items() for name, one in runs.items()}
-    return (*verdicts, own_at_most(flat, own))
+    return (*verdicts, own_at_most_all(groups, own))
 
 
 def ask(plan: Plan) -> Asking:

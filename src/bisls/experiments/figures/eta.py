@@ -7,7 +7,7 @@ from typing import Any
 
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.judging import below, both, claim, listed
-from bisls.experiments.representation import all_alike, by_method, describe_dear, finals, learnt, own_at_most
+from bisls.experiments.representation import all_alike, by_method, describe_dear, finals, learnt, own_at_most_all
 from bisls.outcome import Verdict
 
 KEPT = "eta = 1"
@@ -34,8 +34,7 @@ def judge(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], own: Sequence
         verdicts.append(all_alike(f"{method}, every eta above 1 alike", grown))
         slower = both(*(learnt(below(ends[name], ends[KEPT]), runs[name]) for name in grown))
         verdicts.append(claim(f"{method}: eta = 1 is slower than every larger eta", slower, listed(ends)))
-    flat = {f"{method}, {name}": one for method, runs in groups.items() for name, one in runs.items()}
-    return (*verdicts, own_at_most(flat, own))
+    return (*verdicts, own_at_most_all(groups, own))
 
 
 FIGURE = Figure(

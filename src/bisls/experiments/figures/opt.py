@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.judging import below, both, claim, listed
-from bisls.experiments.representation import all_alike, by_method, describe_dear, finals, learnt, own_at_most
+from bisls.experiments.representation import all_alike, by_method, describe_dear, finals, learnt, own_at_most_all
 from bisls.outcome import Verdict
 
 OPTIONS = {"option 1": {"reset": 1}, "option 2": {"reset": 2}, "option 3": {"reset": 3}}
@@ -26,8 +26,7 @@ def judge(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], own: Sequence
         verdicts.append(all_alike(f"{method}, options 1 and 3 alike", {n: runs[n] for n in ("option 1", "option 3")}))
         worse = both(*(learnt(below(ends[name], ends["option 2"]), runs[name]) for name in ("option 1", "option 3")))
         verdicts.append(claim(f"{method}: option 2 ends above options 1 and 3", worse, listed(ends)))
-    flat = {f"{method}, {name}": one for method, runs in groups.items() for name, one in runs.items()}
-    return (*verdicts, own_at_most(flat, own))
+    return (*verdicts, own_at_most_all(groups, own))
 
 
 FIGURE = Figure(
