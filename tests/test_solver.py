@@ -10,7 +10,8 @@ from math import inf, isfinite, sqrt
 import pytest
 import torch
 from problems import CASES, quadratic
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 import bisls
 from bisls.record import Status
@@ -20,7 +21,7 @@ from bisls.steps import Memory
 EXACT = bisls.Implicit(bisls.CG(iters=200, tol=1e-12))
 
 
-def toy(noise: float = 0.0, dtype=torch.float64):
+def toy(noise: float = 0.0, dtype=torch.float64, tape: bool = True):
     """f = 1/2 ||y - 1 - b||^2 + 0.05 ||x||^2, g = 1/2 (y - Ax)' H (y - Ax): smooth; the batch b shifts both targets."""
     rng = torch.Generator().manual_seed(4)
     matrix = torch.randn(4, 3, generator=rng, dtype=dtype)
@@ -36,6 +37,7 @@ def toy(noise: float = 0.0, dtype=torch.float64):
         lambda b: 0.5 * (curvature * (y - matrix @ x - shift(b)) ** 2).sum(),
         [x],
         [y],
+        tape=tape,
     )
     return problem, x, y, matrix
 
@@ -268,7 +270,7 @@ def test_the_record_counts_what_was_evaluated():
         return call
 
     problem = bisls.Bilevel(
-        counted("upper", upper), counted("lower", lower), made.problem.x.tensors, made.problem.y.tensors
+        counted("upper", upper), counted("lower", lower), made.problem.x.tensors, made.problem.y.tensors, tape=False
     )
     for solver in (bisls.BiSLS(problem), bisls.BiSLS.paper(problem), bisls.BiSPS(problem, samples=2)):
         for _ in range(5):
@@ -299,7 +301,7 @@ def test_a_lower_loop_that_is_done_ends_early():
 
 
 def test_a_list_is_one_batch_for_each_lower_step():
-    problem, *_ = toy(noise=1.0)
+    problem, *_ = toy(noise=1.0, tape=False)
     seen = []
     loss = problem.lower_loss
     problem.lower_loss = lambda batch: seen.append(batch) or loss(batch)
@@ -418,7 +420,7 @@ def test_giving_up_names_the_level_and_the_remedy():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_exception_leaves_the_parameters_as_they_were_before_the_iteration(error):
-    problem, x, y, _ = toy()
+    problem, x, y, _ = toy(tape=False)
     solver = bisls.BiSLS(problem)
     solver.step(None, None)
     before = x.detach().clone(), y.detach().clone()
@@ -550,3 +552,25 @@ def test_a_rule_of_ones_own_serves_both_levels():
     record = bisls.BiSLS(problem, upper_step=Tiny(), lower_step=Tiny()).step(None, None)
     assert (record.alpha, record.beta) == (1e-3, 1e-3)
     assert isinstance(Memory(), Memory)
+
+
+@pytest.mark.parametrize("batches", [False, True])
+def test_batch_norm_below_keeps_its_statistics_through_probes(batches):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
+    weights = torch.zeros(32, requires_grad=True)
+    features, labels = torch.randn(32, 4), torch.arange(32) % 2
+
+    def each(rows):
+        return functional.cross_entropy(model(features[rows]), labels[rows], reduction="none")
+
+    def lower(rows):
+        return (weights[rows].sigmoid() * each(rows)).mean() + 0.01 * sum((p**2).sum() for p in model.parameters())
+
+    problem = bisls.Bilevel(lambda rows: each(rows).mean(), lower, [weights], model.parameters())
+    solver = bisls.BiSLS(problem, lower_iters=3)
+    for _ in range(6):
+        rows = [torch.randperm(32)[:16] for _ in range(3)] if batches else torch.arange(32)
+        record = solver.step(torch.arange(32), rows)
+    assert record.alpha >= 0
+    assert torch.isfinite(problem.y.read()).all()

@@ -22,6 +22,8 @@ ORDER = [
     "still",
     "bounds",
     "problem",
+    "tape",
+    "player",
     "oracle",
     "line",
     "record",

@@ -31,6 +31,7 @@ from bisls.hypergrad import hypergradient as hypergradient
 from bisls.line import Line as Line
 from bisls.linear import CG as CG
 from bisls.linear import Dense as Dense
+from bisls.linear import Direct as Direct
 from bisls.linear import Identity as Identity
 from bisls.linear import Neumann as Neumann
 from bisls.linear import Solution as Solution

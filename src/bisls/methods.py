@@ -11,6 +11,7 @@ from bisls.hypergrad.base import HypergradientMethod
 from bisls.hypergrad.implicit import Implicit
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
+from bisls.linear.direct import Direct
 from bisls.problem import Bilevel
 from bisls.response.base import Response
 from bisls.response.frozen import Frozen
@@ -86,7 +87,7 @@ class BiSLS(Solver):
         lower_tol: float | None = None,
         lower_average: bool = False,
         search_every: int = 2,
-        polish: LinearSolver | None = CG(tol=1e-2, iters=50),  # noqa: B008 - frozen
+        polish: LinearSolver | None = Direct(CG(tol=1e-2, iters=50)),  # noqa: B008 - frozen
         alpha: float | None = None,
         beta: float | None = None,
         patience: int = 20,
@@ -95,7 +96,7 @@ class BiSLS(Solver):
             problem,
             direction=direction or Denoised(b2=0.999),
             response=response or Tangent(),
-            hypergrad=hypergrad or Implicit(CG(tol=1e-3, iters=50), spread=4.0),
+            hypergrad=hypergrad or Implicit(Direct(CG(tol=1e-3, iters=50)), spread=4.0),
             upper_step=upper_step or Armijo(start=alpha, sufficient=0.5, expand=True, uphill=1.0),
             lower_step=lower_step or Curvature(start=beta, trials=20, every=30, recent=0.05, watch=True),
             lower_iters=lower_iters,

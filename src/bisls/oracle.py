@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from math import isnan
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bisls.problem import Bilevel
-from bisls.still import Moment, probe
+from bisls.player import LowerPlayer, Outdated, Outputs, Played, Players, UpperPlayer
+from bisls.problem import Bilevel, Loss
+from bisls.still import Moment, probe, without_grad
+
+SMALL = 64  # a Hessian with no more rows than this is written out where its products can be made at once
 
 
 @dataclass
@@ -29,13 +34,13 @@ class Cost:
 
     def copy(self) -> Cost:
         """The counts as they stand now."""
-        return Cost(*(getattr(self, field.name) for field in fields(self)))
+        return Cost(**self.__dict__)
 
     def __sub__(self, earlier: Cost) -> Cost:
-        return Cost(*(getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)))
+        return Cost(**{name: count - getattr(earlier, name) for name, count in self.__dict__.items()})
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+        return Cost(**{name: count + getattr(other, name) for name, count in self.__dict__.items()})
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,23 @@ class UpperPoint:
     eps: float
 
 
-@dataclass(frozen=True)
 class LowerPoint:
-    """g(x, y) on one batch, with its gradient in y."""
+    """g(x, y) on one batch, with its gradient in y.
 
-    value: float
-    grad: Tensor
-    moment: Moment
-    eps: float
+    Attributes:
+        grad: The gradient, flat.
+        moment: The random state before the loss was called; None where it is played from a tape, which draws nothing.
+        eps: The relative spacing of the numbers that the loss is computed in.
+    """
+
+    def __init__(self, value: Callable[[], float], grad: Tensor, moment: Moment | None, eps: float):
+        self.grad, self.moment, self.eps = grad, moment, eps
+        self._value = value
+
+    @cached_property
+    def value(self) -> float:
+        """g itself; where the loss is played from its tape, it is computed only if somebody asks."""
+        return self._value()
 
 
 class LowerGraph:
@@ -65,21 +79,19 @@ class LowerGraph:
     Coordinates of y that sit on a bound do not respond to x: in products they count as uncoupled, with unit curvature.
     """
 
-    def __init__(self, oracle: Oracle, batch: Any):
+    def __init__(self, oracle: Oracle, batch: Any, products: Graph | Played, moment: Moment | None):
         problem = oracle.problem
         self._oracle = oracle
+        self._products = products
         self.batch = batch
-        self.moment = problem.moment()
-        with torch.enable_grad():
-            loss = _scalar("lower_loss", problem.lower_loss(batch))
-            gradient = _grad(loss, problem.y.tensors, create_graph=True)
-        _must_depend("lower_loss", "lower_params", gradient)
-        self._loss = loss
-        self._grad_y = gradient
-        self._grad_x: tuple[Tensor | None, ...] | None = None
-        self.value = _number(loss)
-        self.eps = torch.finfo(loss.dtype).eps
-        self.grad = mean_over_ranks(problem.y.join([None if part is None else part.detach() for part in gradient]))
+        self.moment = moment
+        self.value = _number(products.value)
+        self.eps = torch.finfo(products.value.dtype).eps
+        parts = [None if part is None else part.detach() for part in products.grad]
+        self.grad = mean_over_ranks(problem.y.join(parts))
+        self._mean = (
+            mean_over_ranks if isinstance(products, Graph) else _itself
+        )  # a tape is played by one process alone
         self._free = self._not_held()
 
     def _not_held(self) -> Tensor | None:
@@ -88,29 +100,100 @@ class LowerGraph:
         held = getattr(problem.lower_bounds, "held", None)
         return None if held is None else (~held(problem.y.read(), self.grad, problem.y)).to(self.grad.dtype)
 
-    def hessian(self, v: Tensor) -> Tensor:
-        """The Hessian product ``g_yy v``, a vector like y."""
+    @cached_property
+    def hessian(self) -> Hessian:
+        """The Hessian ``g_yy``: call it with a vector like y for their product."""
+        return Hessian(self._hessian, self._written)
+
+    def _hessian(self, v: Tensor) -> Tensor:
         self._oracle.cost.hessian_products += 1
         y, free = self._oracle.problem.y, self._free
         inner = v if free is None else v * free
-        product = mean_over_ranks(y.join(_product(self._grad_y, y.cast(inner), y.tensors)))
+        product = self._mean(y.join(self._products.hessian(y.cast(inner))))
         return product if free is None else product * free + v * (1 - free)
+
+    def _written(self) -> Tensor | None:
+        y = self._oracle.problem.y
+        if y.numel > SMALL or not isinstance(self._products, Played) or self._free is not None or not y.alike:
+            return None
+        eye = torch.eye(y.numel, dtype=y.dtype, device=y.device)
+        parts = self._products.columns(
+            [part.reshape(-1, *t.shape) for part, t in zip(torch.split(eye, y.sizes, 1), y.tensors, strict=True)]
+        )
+        if parts is None or any(part is None for part in parts):
+            return None
+        self._oracle.cost.hessian_products += y.numel
+        return torch.cat([part.reshape(y.numel, -1) for part in parts if part is not None], 1)
 
     def mixed(self, v: Tensor) -> Tensor:
         """The mixed product ``g_xy v`` of a vector like y: a vector like x."""
         self._oracle.cost.mixed_products += 1
         x, y = self._oracle.problem.x, self._oracle.problem.y
         inner = v if self._free is None else v * self._free
-        return mean_over_ranks(x.join(_product(self._grad_y, y.cast(inner), x.tensors)))
+        return mean_over_ranks(x.join(self._products.mixed(y.cast(inner))))
 
     def mixed_transposed(self, d: Tensor) -> Tensor:
         """The mixed product ``g_yx d`` of a vector like x: how the lower gradient changes along d, like y."""
         self._oracle.cost.mixed_products += 1
         x, y = self._oracle.problem.x, self._oracle.problem.y
-        if self._grad_x is None:
-            self._grad_x = _grad(self._loss, x.tensors, create_graph=True)
-        product = mean_over_ranks(y.join(_product(self._grad_x, x.cast(d), y.tensors)))
+        product = mean_over_ranks(y.join(self._products.mixed_transposed(x.cast(d))))
         return product if self._free is None else product * self._free
+
+
+class Hessian:
+    """A Hessian known by its products, and as a matrix where it is small.
+
+    Args:
+        product: v -> H v.
+        written: Writes the matrix out, or returns None where it is too large or its products can't be made at once.
+    """
+
+    def __init__(self, product: Callable[[Tensor], Tensor], written: Callable[[], Tensor | None]):
+        self._product, self._written = product, written
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """The product H v."""
+        return self._product(v)
+
+    @cached_property
+    def matrix(self) -> Tensor | None:
+        """The matrix, made once."""
+        return self._written()
+
+    @cached_property
+    def factor(self) -> Tensor | None:
+        """Its Cholesky factor, made once; None where there is no matrix, or it is not positive definite."""
+        if self.matrix is None:
+            return None
+        factor, info = torch.linalg.cholesky_ex((self.matrix + self.matrix.T) / 2)
+        return factor if int(info) == 0 else None
+
+
+class Graph:
+    """Products of second derivatives of g by autograd, from one graph of its gradient."""
+
+    def __init__(self, problem: Bilevel, batch: Any, recorded: bool = False):
+        self._x, self._y = problem.x.tensors, problem.y.tensors
+        self._product = _product_of_scalar if recorded else _product
+        with torch.enable_grad():
+            self.value = _scalar("lower_loss", problem.lower_loss(batch))
+            self.grad = _grad(self.value, self._y, create_graph=True)
+        _must_depend("lower_loss", "lower_params", self.grad)
+        self._grad_x: tuple[Tensor | None, ...] | None = None
+
+    def hessian(self, v: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """``g_yy v``."""
+        return self._product(self.grad, v, self._y)
+
+    def mixed(self, v: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """``g_xy v``."""
+        return self._product(self.grad, v, self._x)
+
+    def mixed_transposed(self, d: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """``g_yx d``."""
+        if self._grad_x is None:
+            self._grad_x = _grad(self.value, self._x, create_graph=True)
+        return self._product(self._grad_x, d, self._y)
 
 
 class MeanGraph:
@@ -126,8 +209,12 @@ class MeanGraph:
         self.hessians = min(hessians, len(self.graphs))
         self.value, self.grad, self.eps, self.moment = graphs[0].value, graphs[0].grad, graphs[0].eps, graphs[0].moment
 
-    def hessian(self, v: Tensor) -> Tensor:
-        """The mean of ``g_yy v``, a vector like y."""
+    @cached_property
+    def hessian(self) -> Hessian:
+        """The mean of ``g_yy``, by products."""
+        return Hessian(self._hessian, lambda: None)
+
+    def _hessian(self, v: Tensor) -> Tensor:
         return _mean([graph.hessian(v) for graph in self.graphs[: self.hessians]])
 
     def mixed(self, v: Tensor) -> Tensor:
@@ -151,11 +238,17 @@ class Oracle:
 
     Args:
         problem: The problem to look at.
+        tape: Play the lower loss from its recorded operations where that gives the same numbers (see `Bilevel`).
     """
 
-    def __init__(self, problem: Bilevel):
+    def __init__(self, problem: Bilevel, tape: bool = False):
         self.problem = problem
         self.cost = Cost()
+        self._lower_players = Players("lower_loss", self._record_lower)
+        self._upper_players = Players("upper_loss", self._record_upper)
+        self._tape = tape
+        self._taping = tape and _world() == 1
+        self._frozen: object | None = None  # the same while x stays as it is
 
     def upper(self, batch: Any) -> UpperPoint:
         """f and both of its partial gradients at the present (x, y): one forward and one backward pass."""
@@ -163,35 +256,129 @@ class Oracle:
         moment = problem.moment()
         self._must_require_grad()
         self.cost.upper_gradients += 1
+        n = len(problem.x.tensors)
+        player = self._upper_players.find(batch) if self._taping else None
+        if player is not None:
+            played, *own = player.play("point", batch)
+            point = UpperPoint(played.item(), problem.x.join(own[:n]), problem.y.join(own[n:]), moment, player.eps)
+            self._compare(point.value, problem.upper_loss, batch, player.eps)
+            return point
+        loss, parts = self._upper_by_loss(batch)
+        grad_x, grad_y = mean_over_ranks(problem.x.join(parts[:n])), mean_over_ranks(problem.y.join(parts[n:]))
+        return UpperPoint(_number(loss), grad_x, grad_y, moment, torch.finfo(loss.dtype).eps)
+
+    def _upper_by_loss(self, batch: Any) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        problem = self.problem
         with torch.enable_grad():
             loss = _scalar("upper_loss", problem.upper_loss(batch))
         parts = _grad(loss, (*problem.x.tensors, *problem.y.tensors))
         _must_depend("upper_loss", "upper_params or lower_params", parts)
-        n = len(problem.x.tensors)
-        grad_x, grad_y = mean_over_ranks(problem.x.join(parts[:n])), mean_over_ranks(problem.y.join(parts[n:]))
-        return UpperPoint(_number(loss), grad_x, grad_y, moment, torch.finfo(loss.dtype).eps)
+        return loss, parts
 
-    def lower(self, batch: Any) -> LowerPoint:
-        """g and its gradient in y at the present (x, y); nothing is recorded of x."""
+    def lower(self, batch: Any, y: Tensor | None = None, replay: Moment | None = None) -> LowerPoint:
+        """g and its gradient in y at the present x; nothing is recorded of x.
+
+        Args:
+            batch: What the lower loss is called with.
+            y: Where, as a flat vector; None for the present y. If the loss itself has to be called, y is written first.
+            replay: Makes it a probe: with the random numbers of that moment, and without a trace.
+        """
         problem = self.problem
-        moment = problem.moment()
         self.cost.lower_gradients += 1
+        player = self._player(batch)
+        if player is not None:
+            parts = problem.y.tensors if y is None else problem.y.cast(y)
+            frozen = self._frozen
+            grad = problem.y.join(player.play("gradient", batch, parts, frozen))
+            if frozen is not None and y is not None:  # neither x nor this y will change before somebody asks
+                return LowerPoint(lambda: player.play("value", batch, parts, frozen)[0].item(), grad, None, player.eps)
+            found = player.play("value", batch, parts, frozen)[0].item()
+            return LowerPoint(lambda: found, grad, None, player.eps)
+        if y is not None:
+            problem.y.write_(y)
+        with nullcontext() if replay is None else problem.probing(replay):
+            moment = problem.moment()
+            value, grad, eps = self._lower_by_loss(batch)
+        return LowerPoint(lambda: value, grad, moment, eps)
+
+    def _lower_by_loss(self, batch: Any) -> tuple[float, Tensor, float]:
+        problem = self.problem
         with self.upper_frozen(), torch.enable_grad():
             loss = _scalar("lower_loss", problem.lower_loss(batch))
             parts = _grad(loss, problem.y.tensors)
         _must_depend("lower_loss", "lower_params", parts)
-        grad = mean_over_ranks(problem.y.join(parts))
-        return LowerPoint(_number(loss), grad, moment, torch.finfo(loss.dtype).eps)
+        return _number(loss), mean_over_ranks(problem.y.join(parts)), torch.finfo(loss.dtype).eps
 
-    def lower_graph(self, batch: Any, replay: Moment | None = None) -> LowerGraph:
+    def lower_graph(self, batch: Any, replay: Moment | None = None, check: bool = True) -> LowerGraph:
         """The graph of g's gradient at the present (x, y), for Hessian and mixed products.
 
         With a moment to replay it is a probe: built with the random numbers of that moment, and without a trace.
+
+        Raises:
+            Outdated: The loss is played from its tape, and that gives other numbers than the loss itself does now. Without
+                ``check`` nobody looks.
         """
+        problem = self.problem
         self.cost.lower_graphs += 1
         self._must_require_grad()
-        with nullcontext() if replay is None else self.problem.probing(replay):
-            return LowerGraph(self, batch)
+        player = self._player(batch)
+        if player is not None:
+            graph = LowerGraph(self, batch, player.graph(batch, problem.y.tensors), problem.moment())
+            if check:
+                self._compare(graph.value, problem.lower_loss, batch, graph.eps)
+            return graph
+        with nullcontext() if replay is None else problem.probing(replay):
+            moment = problem.moment()
+            return LowerGraph(self, batch, Graph(problem, batch), moment)
+
+    def _compare(self, played: float, loss: Loss, batch: Any, eps: float) -> None:
+        """The tape against the loss itself, at the present point: the loss may have changed since it was recorded."""
+        value = _scalar("loss", without_grad(lambda: loss(batch))).item()
+        same = abs(value - played) <= 100 * eps * max(abs(value), abs(played))
+        if not (same or value == played or (isnan(value) and isnan(played))):
+            raise Outdated
+
+    def _player(self, batch: Any) -> LowerPlayer | None:
+        """What plays the lower loss on a batch like this one, or None where the loss itself is called."""
+        return self._lower_players.find(batch) if self._taping else None
+
+    def _record_lower(self, batch: Any) -> LowerPlayer:
+        x, y = self.problem.x.tensors, self.problem.y.tensors
+        v, d = ([torch.ones_like(tensor).detach() for tensor in group] for group in (y, x))
+        frozen = [tensor for tensor in x if not tensor.requires_grad]
+
+        def compute() -> Outputs:
+            graph = Graph(self.problem, batch, recorded=True)
+            return {
+                "value": [graph.value],
+                "gradient": graph.grad,
+                "point": [graph.value, *graph.grad],
+                "hessian": graph.hessian(v),
+                "mixed": graph.mixed(v),
+                "mixed_transposed": graph.mixed_transposed(d),
+            }
+
+        for tensor in frozen:
+            tensor.requires_grad_(True)
+        try:
+            with self.problem.probing():
+                return LowerPlayer(compute, x, y, [*v, *d], batch)
+        finally:
+            for tensor in frozen:
+                tensor.requires_grad_(False)
+
+    def _record_upper(self, batch: Any) -> UpperPlayer:
+        def compute() -> Outputs:
+            loss, parts = self._upper_by_loss(batch)
+            return {"value": [loss], "point": [loss, *parts]}
+
+        with self.problem.probing():
+            return UpperPlayer(compute, [*self.problem.x.tensors, *self.problem.y.tensors], batch)
+
+    def forget(self) -> None:
+        """Drop what was recorded: a loss has changed."""
+        self._lower_players.forget()
+        self._upper_players.forget()
 
     def _must_require_grad(self) -> None:
         for name, vector in (("upper_params", self.problem.x), ("lower_params", self.problem.y)):
@@ -205,11 +392,23 @@ class Oracle:
     def upper_value(self, batch: Any, replay: Moment | None = None) -> float:
         """f at the present (x, y) as a probe: without grad, with random state and buffers put back."""
         self.cost.upper_values += 1
+        player = self._upper_players.find(batch) if self._taping else None
+        if player is not None:
+            return float(player.play("value", batch)[0].item())
         return self._probe("upper_loss", lambda: self.problem.upper_loss(batch), replay)
 
-    def lower_value(self, batch: Any, replay: Moment | None = None) -> float:
-        """g at the present (x, y) as a probe: without grad, with random state and buffers put back."""
+    def lower_value(self, batch: Any, replay: Moment | None = None, y: Tensor | None = None) -> float:
+        """g at the present x and at y as a probe: without grad, with random state and buffers put back.
+
+        Where y is given and the loss itself has to be called, y is written first.
+        """
         self.cost.lower_values += 1
+        player = self._player(batch)
+        if player is not None:
+            parts = self.problem.y.tensors if y is None else self.problem.y.cast(y)
+            return float(player.play("value", batch, parts, self._frozen)[0].item())
+        if y is not None:
+            self.problem.y.write_(y)
         return self._probe("lower_loss", lambda: self.problem.lower_loss(batch), replay)
 
     def _probe(self, name: str, call: Callable[[], Any], replay: Moment | None) -> float:
@@ -219,11 +418,19 @@ class Oracle:
     def upper_frozen(self) -> Iterator[None]:
         """Within this context the upper parameters do not require grad. May be nested; a lower loop enters it once."""
         frozen = [tensor for tensor in self.problem.x.tensors if tensor.requires_grad]
+        outer = self._frozen
+        if outer is None:
+            self._frozen = object()
+            if self._tape:
+                self._taping = _world() == 1
+                self._lower_players.refresh()
+                self._upper_players.refresh()
         for tensor in frozen:
             tensor.requires_grad_(False)
         try:
             yield
         finally:
+            self._frozen = outer
             for tensor in frozen:
                 tensor.requires_grad_(True)
 
@@ -250,6 +457,10 @@ def mean_over_ranks(tensor: Tensor) -> Tensor:
         tensor = tensor.clone()
         dist.all_reduce(tensor)
         tensor /= _world()
+    return tensor
+
+
+def _itself(tensor: Tensor) -> Tensor:
     return tensor
 
 
@@ -286,6 +497,22 @@ def _product(
         [o for o, _ in pairs], inputs, [v for _, v in pairs], retain_graph=True, allow_unused=True
     )
     return [torch.zeros_like(t) if p is None else p for p, t in zip(parts, inputs, strict=True)]
+
+
+def _product_of_scalar(
+    outputs: Sequence[Tensor | None], vectors: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """The same from the scalar <outputs, vectors>, for a recording; missing parts stay missing.
+
+    On a tape the scalar costs nothing, and without ``grad_outputs`` torch does not import the algebra system of its compiler,
+    which takes longer than a small problem.
+    """
+    pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if o is not None and o.requires_grad]
+    if not pairs:
+        return [None] * len(inputs)
+    with torch.enable_grad():
+        total = reduce(torch.add, [(o * v).sum() for o, v in pairs])
+    return torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)
 
 
 def _scalar(name: str, loss: Any) -> Tensor:

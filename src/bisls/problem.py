@@ -29,6 +29,11 @@ class Bilevel:
         upper_bounds: Where x may go: `Box(low, high)`, or an object with ``project(flat, vector)``. Searches stay inside.
         lower_bounds: The same for y. Coordinates that sit on a bound of a `Box` do not respond to x, and the hypergradient
             treats them so.
+        tape: Most of the time of a small loss is Python and bookkeeping, not arithmetic. So solvers record a loss as a list of
+            tensor operations and play it from there, with the same numbers to the last bit. They do not if it draws random
+            numbers, changes tensors or reads numbers back. The loss itself is still called once an iteration, and
+            compared: one that has changed meanwhile (a weight that somebody anneals) is recorded anew, and after a
+            few times always called. False calls it always, for losses that count or print.
 
     Examples:
         >>> import torch, bisls
@@ -54,6 +59,7 @@ class Bilevel:
         *,
         upper_bounds: Bounds | None = None,
         lower_bounds: Bounds | None = None,
+        tape: bool = True,
     ):
         for name, loss in (("upper_loss", upper_loss), ("lower_loss", lower_loss)):
             if not callable(loss):
@@ -81,6 +87,7 @@ class Bilevel:
         self.x = Vector(upper)
         self.y = Vector(lower)
         self.buffers = tuple(buffers)
+        self.tape = tape
         self.upper_bounds = _settled("upper_bounds", upper_bounds, self.x)
         self.lower_bounds = _settled("lower_bounds", lower_bounds, self.y)
         for i, buffer in enumerate(self.buffers):

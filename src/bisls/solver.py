@@ -18,6 +18,7 @@ from bisls.hypergrad.base import Hypergradient, HypergradientMethod, Several
 from bisls.line import Line
 from bisls.linear.base import LinearSolver
 from bisls.oracle import LowerPoint, Oracle
+from bisls.player import Outdated
 from bisls.problem import Bilevel
 from bisls.record import Record, Status, worst
 from bisls.response.base import Ray, Response, Scene, State
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _PARTS = ("direction", "hypergrad", "response", "average")
 BEHIND = 0.1  # a lower loop that leaves more than this share of its gradient has not solved the lower problem
+FAR = 1e30  # no shorter step can lead out of the finite numbers
 FORGET = 0.05  # the least weight of a new lower iterate in the mean
 
 
@@ -49,7 +51,7 @@ class SolverError(RuntimeError):
 class _Loop:
     """What a lower loop did."""
 
-    value: float = nan
+    point: LowerPoint | None = None  # before its last step
     beta: float = 0.0
     checks: int = 0
     steps: int = 0
@@ -143,7 +145,7 @@ class Solver:
         self.search_every = search_every
         self.polish = polish
         self.patience = patience
-        self.oracle = Oracle(problem)
+        self.oracle = Oracle(problem, problem.tape)
         self.k = 0
         self._upper_memory = Memory()
         self._lower_memory = Memory()
@@ -180,12 +182,18 @@ class Solver:
         if self._good is None:
             self._good = (x, y)
         memory = (self._upper_memory, self._lower_memory, self._beta, dict(self._states))
-        try:
-            record = self._iterate(upper_batch, batches, step_batch, x, y)
-        except BaseException:
-            self._write(x, y)
-            self._upper_memory, self._lower_memory, self._beta, self._states = memory
-            raise
+        record: Record | None = None
+        while record is None:
+            try:
+                record = self._iterate(upper_batch, batches, step_batch, x, y)
+            except BaseException as error:
+                self._write(x, y)
+                self._upper_memory, self._lower_memory, self._beta, self._states = memory
+                if not isinstance(error, Outdated):
+                    raise
+                # the lower loss is not what it was when it was recorded: the iteration is made again without the tape
+                memory = (*memory[:3], dict(memory[3]))
+                self.oracle.forget()
         # a batch with bad numbers in it must not judge the next step as well
         keep = self.response.two_samples and not given and record.upper_status is not Status.NON_FINITE
         self._last_batch, self._loaded = upper_batch if keep else None, False
@@ -200,6 +208,7 @@ class Solver:
             )
         return record
 
+    @torch.no_grad()  # the oracle records what it needs; nothing else does
     def _iterate(self, upper_batch: Any, batches: list[Any], step_batch: Any, x: Tensor, y: Tensor) -> Record:
         several = self.oracle.anywhere(any(batch is not batches[-1] for batch in batches))
         averages = self.lower_average and several
@@ -215,7 +224,7 @@ class Solver:
         record = Record(
             k=self.k,
             upper_value=estimate.value,
-            lower_value=estimate.graph.value if estimate.graph else loop.value,
+            lower_value=estimate.graph.value if estimate.graph else nan if loop.point is None else loop.point.value,
             alpha=0.0,
             beta=loop.beta,
             upper_checks=0,
@@ -292,10 +301,8 @@ class Solver:
     def _judge_mean(self, here: LowerPoint, batch: Any) -> None:
         """A mean that is worse than the last iterate, on a batch that neither has seen, lags behind: it begins anew."""
         state = self._states["average"]
-        if state:
-            self.problem.y.write_(state["mean"])
-            if not self.oracle.lower_value(batch, here.moment) < here.value:
-                self._states["average"] = {}
+        if state and not self.oracle.lower_value(batch, here.moment, state["mean"]) < here.value:
+            self._states["average"] = {}
 
     def _averaged(self, y: Tensor) -> None:
         """The last iterate joins the mean; recent ones weigh more, and the mean never forgets more slowly than FORGET."""
@@ -308,38 +315,40 @@ class Solver:
     def _lower_loop(self, batches: list[Any], y: Tensor, averages: bool) -> _Loop:
         """T steps on g from the present y, each along the gradient of its own batch."""
         loop, before = _Loop(), y
+        blind = getattr(self.lower_step, "blind", None)
         for batch in batches:
-            here = self.oracle.lower(batch)
+            here = self.oracle.lower(batch, y)
             square = dot(here.grad, here.grad)
-            if not (isfinite(here.value) and isfinite(square)):
+            step = blind(-square, self.k, self._lower_memory) if blind is not None and isfinite(square) else None
+            if not isfinite(square) or (step is None and not isfinite(here.value)):
                 # the step before led here, or the batch is bad: back to where the loss was finite
-                self.problem.y.write_(self._states["average"]["mean"] if self._states["average"] else before)
+                y = self._states["average"]["mean"] if self._states["average"] else before
                 self._states["average"] = {}  # the last iterate is of no use: the next loop begins at the mean
                 self._lower_memory = _shortened(self._lower_memory)
                 loop.status = Status.NON_FINITE
                 break
-            loop.value, loop.last = here.value, square**0.5
+            loop.point, loop.last = here, square**0.5
             loop.first = loop.first or loop.last
             if averages and batch is batches[-1]:
                 self._judge_mean(here, batch)
-                self.problem.y.write_(y)
             if self.lower_tol is not None and square**0.5 <= self.lower_tol:
                 break
-            step = self._lower_choose(here, batch, y, square)
+            if step is None:
+                step = self._lower_choose(here, batch, y, square)
+            self._lower_memory = step.memory
             loop.checks += step.checks
-            loop.status = worst(loop.status, step.status)
+            if step.status is not Status.OK:
+                loop.status = worst(loop.status, step.status)
             loop.steps += 1
             before = y
             if step.size > 0:
                 loop.beta = self._beta = step.size
             y = self._lower_point(y, here.grad, step.size)
-            if not finite(y):
+            if step.size * loop.last > FAR and not finite(y):
                 y, loop.status = before, Status.NON_FINITE
-            self.problem.y.write_(y)
             if averages:
                 self._averaged(y)
-        if self._states["average"]:
-            self.problem.y.write_(self._states["average"]["mean"])
+        self.problem.y.write_(self._states["average"]["mean"] if self._states["average"] else y)
         return loop
 
     def _behind(self, loop: _Loop) -> bool:
@@ -350,7 +359,7 @@ class Solver:
 
     def _polish(self, linear: LinearSolver, batch: Any) -> int:
         """One Newton step on g, if it lowers g: the lower loop has left y too far behind. Returns the checks made."""
-        graph = self.oracle.lower_graph(batch)
+        graph = self.oracle.lower_graph(batch, check=False)  # the one of the hypergradient is compared
         step = linear.solve(graph.hessian, graph.grad, {}).z
         before = self.problem.y.read()
         y = self._lower_point(before, step, 1.0)
@@ -366,15 +375,12 @@ class Solver:
             point = self._lower_point(y, here.grad, t)
             if not finite(point):
                 return float("inf")
-            self.problem.y.write_(point)
-            return self.oracle.lower_value(batch, here.moment)
+            return self.oracle.lower_value(batch, here.moment, point)
 
-        step = self.lower_step.choose(Line(here.value, -square, at, eps=here.eps, clock=self.k), self._lower_memory)
-        self._lower_memory = step.memory
-        return step
+        return self.lower_step.choose(Line(here.value, -square, at, eps=here.eps, clock=self.k), self._lower_memory)
 
     def _lower_point(self, y: Tensor, gradient: Tensor, t: float) -> Tensor:
-        point = y - t * gradient
+        point = torch.add(y, gradient, alpha=-t)
         bounds = self.problem.lower_bounds
         return point if bounds is None else bounds.project(point, self.problem.y)
 

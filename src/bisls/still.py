@@ -72,7 +72,9 @@ def still(device: torch.device, replay: Moment | None = None, buffers: Iterable[
         handle.remove()
         with torch.no_grad():
             for buffer, value in (*declared, *found):
-                buffer.copy_(value)
+                buffer.data.copy_(
+                    value
+                )  # not as a change: graphs that hold the buffer stay usable, since its value is the same
         torch.clear_autocast_cache()
         before.restore()
 
@@ -80,16 +82,26 @@ def still(device: torch.device, replay: Moment | None = None, buffers: Iterable[
 def probe(
     call: Callable[[], Any], device: torch.device, replay: Moment | None = None, buffers: Iterable[Tensor] = ()
 ) -> Any:
-    """What ``call`` returns, evaluated without a trace and without recording a graph.
+    """What ``call`` returns, evaluated without a trace and without recording a graph."""
+
+    def traceless() -> Any:
+        with still(device, replay, buffers):
+            return call()
+
+    return without_grad(traceless)
+
+
+def without_grad(call: Callable[[], Any]) -> Any:
+    """What ``call`` returns, without recording a graph.
 
     A loss that differentiates by itself (a gradient penalty, an inner loop) cannot run without a graph; it is called once more
     with one.
     """
     try:
-        with still(device, replay, buffers), torch.no_grad():
+        with torch.no_grad():
             return call()
     except RuntimeError as error:
         if "does not require grad" not in str(error):
             raise
-    with still(device, replay, buffers), torch.enable_grad():
+    with torch.enable_grad():
         return call()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ class Vector:
         self.numel = sum(self.sizes)
         self.device = self.tensors[0].device
         self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in self.tensors), torch.float32)
+        self.alike = all(tensor.dtype == self.dtype for tensor in self.tensors)
+        self._is_flat = self.alike and len(self.tensors) == 1 and self.tensors[0].dim() == 1
 
     def read(self) -> Tensor:
         """The parameters' present values as one new flat vector."""
@@ -66,17 +69,22 @@ class Vector:
 
     def split(self, flat: Tensor) -> tuple[Tensor, ...]:
         """Views of a flat vector, shaped like the parameters."""
+        if self._is_flat:
+            return (flat,)
         parts = torch.split(flat, self.sizes) if len(self.sizes) > 1 else (flat,)
         return tuple(part.view(tensor.shape) for part, tensor in zip(parts, self.tensors, strict=True))
 
     def cast(self, flat: Tensor) -> tuple[Tensor, ...]:
         """Like `split`, in each parameter's own dtype: what autograd asks of a vector it is to be multiplied with."""
-        return tuple(part.to(tensor.dtype) for part, tensor in zip(self.split(flat), self.tensors, strict=True))
+        parts = self.split(flat)
+        if self.alike:
+            return parts
+        return tuple(part.to(tensor.dtype) for part, tensor in zip(parts, self.tensors, strict=True))
 
     def join(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """One flat vector from tensors shaped like the parameters; a missing one counts as zero."""
         if len(tensors) == 1 and tensors[0] is not None:
-            return tensors[0].reshape(-1).to(self.dtype)
+            return tensors[0] if self._is_flat else tensors[0].reshape(-1).to(self.dtype)
         return torch.cat(
             [
                 own.new_zeros(size, dtype=self.dtype) if tensor is None else tensor.reshape(-1).to(self.dtype)
@@ -101,4 +109,5 @@ def norm(vector: Tensor) -> float:
 
 def finite(*vectors: Tensor) -> bool:
     """Whether every number of every vector is finite."""
-    return all(bool(torch.isfinite(vector).all()) for vector in vectors)
+    # a sum is finite only where every number is; where it overflows, they are looked at one by one
+    return all(isfinite(vector.sum().item()) or bool(torch.isfinite(vector).all()) for vector in vectors)

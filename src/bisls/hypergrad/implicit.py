@@ -88,7 +88,6 @@ class Implicit:
             enough = variance / (self.spread * square) if square > 0 else float(most)  # type: ignore[operator]
             wanted, age = float(min(max(ceil(min(enough, most) - 1e-9), 1), most)), 0.0
         kept = torch.tensor([variance, square, wanted, age + 1], dtype=torch.float64)
-        graph = mean if m > 1 else graphs[0]
         return Hypergradient(
             value=upper.value,
             flat=flat,
@@ -97,6 +96,6 @@ class Implicit:
             status=solution.status,
             lower_grad_norm=norm(graphs[0].grad),
             state={**solution.state, "spread": kept},
-            graph=graph,
+            graph=mean,
             upper=upper,
         )

@@ -47,16 +47,16 @@ class CG:
         scale = norm(b)
         if scale == 0.0:
             return Solution(torch.zeros_like(b), 0.0, Status.OK, state)
-        # z is z0 + step, and Hz is kept beside it, so that the residual of what is returned costs no further product
-        z, hz = torch.zeros_like(b), torch.zeros_like(b)
+        # Hz is kept beside z: the residual of what is returned costs no further product, and r alone would drift from it
+        z, hz, r = torch.zeros_like(b), torch.zeros_like(b), b.clone()
         if self.warm and "z" in state and state["z"].shape == b.shape:
-            z = state["z"].clone()
-            hz = hessian(z)
-        r = b - hz
-        if norm(r) > scale:  # a guess worse than nothing
-            z, hz, r = torch.zeros_like(b), torch.zeros_like(b), b.clone()
+            guess = hessian(state["z"])
+            if norm(b - guess) <= scale:  # otherwise it is worse than nothing
+                z, hz, r = state["z"].clone(), guess.clone(), b - guess
         p = r.clone()
         rr = dot(r, r)
+        pp = rr
+        eps = torch.finfo(b.dtype).eps
         status = Status.MAX_ITERS
         for _ in range(self.iters):
             if rr**0.5 <= self.tol * scale:
@@ -67,8 +67,8 @@ class CG:
             if not abs(curvature) < float("inf"):
                 status = Status.NON_FINITE
                 break
-            # r and p agree in size, so this is zero curvature up to the rounding of the product
-            if curvature <= torch.finfo(b.dtype).eps * norm(p) * norm(hp):
+            # this is zero curvature up to the rounding of the product
+            if curvature <= eps * pp**0.5 * norm(hp):
                 status = Status.NEGATIVE_CURVATURE
                 break
             a = rr / curvature
@@ -76,7 +76,8 @@ class CG:
             hz.add_(hp, alpha=a)
             r.sub_(hp, alpha=a)
             rr, before = dot(r, r), rr
-            p.mul_(rr / before).add_(r)
+            torch.add(r, p, alpha=rr / before, out=p)
+            pp = rr + (rr / before) ** 2 * pp  # r is orthogonal to the p before
         else:
             if rr**0.5 <= self.tol * scale:
                 status = Status.OK

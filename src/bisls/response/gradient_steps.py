@@ -37,9 +37,7 @@ class GradientSteps:
             y = scene.y
             for _ in range(self.n):
                 oracle.problem.x.write_(scene.x - t * scene.search)
-                oracle.problem.y.write_(y)
-                with oracle.problem.probing(scene.here.moment):
-                    y = y - scene.beta * oracle.lower(scene.lower_batch).grad
+                y = y - scene.beta * oracle.lower(scene.lower_batch, y, replay=scene.here.moment).grad
             return scene.value_at(scene.upper_batch, scene.here.moment, t, y)
 
         slope = -dot(estimate.flat, scene.search)

@@ -87,8 +87,8 @@ class Tangent:
             t = DIFFERENCE * scene.alpha
             x = scene.x - t * d
             if finite(x):
-                with problem.x.lent(x), problem.probing(graph.moment):
-                    there = scene.oracle.lower(graph.batch)
+                with problem.x.lent(x):
+                    there = scene.oracle.lower(graph.batch, replay=graph.moment)
                 change = graph.grad - there.grad
                 # a change at the level of rounding shows nothing; what the gradient is made of may be larger than itself
                 if isfinite(there.value) and norm(change) > 1e3 * there.eps * (norm(graph.grad) + norm(there.grad)):
@@ -121,9 +121,8 @@ class Tangent:
             far = float("inf")
             if finite(x_t, y_t):
                 oracle.problem.x.write_(x_t)
-                y.write_(y_t)
-                with oracle.problem.probing(graph.moment):
-                    far = norm(oracle.lower(graph.batch).grad - graph.grad - t * drift)
+                there = oracle.lower(graph.batch, y_t, replay=graph.moment)
+                far = norm(there.grad - graph.grad - t * drift)
             ratio = far / (t * change) if t * change > 0 else float("inf")
             if far <= max(self.theta * t * change, unseen):
                 known = isfinite(ratio) and t * length > 0

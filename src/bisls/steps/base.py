@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ class Memory:
 
     def later(self, step: float | None = None) -> Memory:
         """One step on; the remembered step replaced where one is given, kept otherwise."""
-        return replace(self, k=self.k + 1, step=self.step if step is None else step)
+        return Memory(self.k + 1, self.step if step is None else step, self.extra)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,11 @@ class Step:
 
 
 class StepRule(Protocol):
-    """Chooses a step along a line. It never knows which level it serves."""
+    """Chooses a step along a line. It never knows which level it serves.
+
+    A rule that often needs no value of the loss may also have ``blind(slope, k, memory)``: the step where it can be chosen
+    without one, or None. Where a lower loop asks it, the loss is not evaluated.
+    """
 
     def choose(self, line: Line, memory: Memory) -> Step:
         """The step for this line; ``memory`` is `Memory()` at the first call and the last step's memory afterwards."""

@@ -37,6 +37,10 @@ class Constant:
         """The step; none where the loss or its slope is not finite."""
         return scheduled(self.step, line, memory)
 
+    def blind(self, slope: float, k: int, memory: Memory) -> Step | None:
+        """The step, which no value changes."""
+        return Step(self.step, memory.later(self.step))
+
 
 def scheduled(size: float, line: Line, memory: Memory) -> Step:
     """A step that was settled beforehand, unless the line is not finite or does not reach that far."""

@@ -60,12 +60,9 @@ class Curvature:
             return Step(0.0, memory.later(), status=problem)
         if memory.step is None:
             return self._begin(line, memory)
-        size = min(memory.step, line.max_step)
-        count, peak = memory.extra[0], memory.extra[1] if len(memory.extra) > 1 else inf
-        jumped = self.watch and -line.slope > 2.0 * peak
-        peak = -line.slope if peak == inf else max(-line.slope, FADE * peak)
-        memory = replace(memory, extra=(count, peak) if self.watch else (count,))
-        if memory.k >= self.trials and memory.k % self.every and not jumped:
+        memory, due = self._noted(line.slope, memory)
+        size, count = min(memory.step or inf, line.max_step), memory.extra[0]
+        if not due:
             return Step(size, memory.later())
         q, value = self._measure(line, size)
         if q is None:
@@ -79,6 +76,21 @@ class Curvature:
         m += weight * (min(max(q, 0.5 * m), 10.0 * m) - m)
         later = replace(memory, k=memory.k + 1, step=1.0 / m, extra=(count + 1, *memory.extra[1:]))
         return Step(min(1.0 / m, line.max_step), later, checks)
+
+    def blind(self, slope: float, k: int, memory: Memory) -> Step | None:
+        """The step where none is measured, so that the loss need not be evaluated; None where one is."""
+        if memory.step is None or not slope < 0:
+            return None
+        memory, due = self._noted(slope, memory)
+        return None if due else Step(memory.step or 0.0, memory.later())
+
+    def _noted(self, slope: float, memory: Memory) -> tuple[Memory, bool]:
+        """The memory with the largest squared gradient of late, and whether to measure."""
+        count, peak = memory.extra[0], memory.extra[1] if len(memory.extra) > 1 else inf
+        jumped = self.watch and -slope > 2.0 * peak
+        peak = -slope if peak == inf else max(-slope, FADE * peak)
+        due = memory.k < self.trials or memory.k % self.every == 0 or jumped
+        return Memory(memory.k, memory.step, (count, peak) if self.watch else (count,)), due
 
     def _begin(self, line: Line, memory: Memory) -> Step:
         # a line without curvature would be followed for ever; no loss that stays above 0 can go on falling beyond this

@@ -38,3 +38,7 @@ class Decay:
     def choose(self, line: Line, memory: Memory) -> Step:
         """The step at the memory's k; none where the loss or its slope is not finite."""
         return scheduled(self.bound(clock(line, memory)), line, memory)
+
+    def blind(self, slope: float, k: int, memory: Memory) -> Step | None:
+        """The step at k, which no value changes."""
+        return Step(self.bound(k), memory.later(self.bound(k)))

@@ -1,0 +1,288 @@
+"""A loss played from its tape is the loss: to the last bit, or not at all."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import bisls
+from bisls import tape as taping
+from bisls.oracle import Oracle
+from bisls.player import CHANGES, KINDS
+from bisls.tape import NotPlayable, Tape
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def logistic(tape: bool, penalty=torch.sigmoid, dtype=torch.float32):
+    """Penalties of a logistic regression: sums, products, a matrix, and a loss that torch has fused."""
+    rng = generator()
+    features, labels = torch.randn(60, 5, generator=rng, dtype=dtype), (torch.rand(60, generator=rng) > 0.5).to(dtype)
+    x = torch.linspace(-1, 1, 5, dtype=dtype).requires_grad_()
+    w = torch.linspace(1, 2, 5, dtype=dtype).requires_grad_()
+
+    def fit(rows):
+        return functional.binary_cross_entropy_with_logits(features[rows] @ w, labels[rows])
+
+    problem = bisls.Bilevel(fit, lambda rows: fit(rows) + 0.5 * (penalty(x) * w * w).sum(), [x], [w], tape=tape)
+    return problem, slice(40, 60), slice(0, 40)
+
+
+def network(tape: bool):
+    """Weights of samples, for a network of several tensors with batches that are dictionaries."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    weights = torch.zeros(8, requires_grad=True)
+    rows = {"input": torch.randn(8, 3), "label": torch.arange(8) % 2}
+
+    def lower(batch):
+        each = functional.cross_entropy(model(batch["input"]), batch["label"], reduction="none")
+        return (weights.softmax(0) * each).sum() + 0.01 * sum((p**2).sum() for p in model.parameters())
+
+    def upper(batch):
+        return functional.cross_entropy(model(batch["input"]), batch["label"])
+
+    return bisls.Bilevel(upper, lower, [weights], model.parameters(), tape=tape), rows, rows
+
+
+def convolution(tape: bool):
+    """Pictures as upper parameters: convolution, pooling, reshaping."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2 * 2 * 2, 2))
+    pictures = torch.randn(4, 1, 6, 6, requires_grad=True)
+    labels, real = torch.arange(4) % 2, (torch.randn(6, 1, 6, 6), torch.arange(6) % 2)
+
+    def lower(_):
+        return functional.cross_entropy(model(pictures), labels) + 0.05 * sum((p**2).sum() for p in model.parameters())
+
+    def upper(batch):
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
+    return bisls.Bilevel(upper, lower, [pictures], model.parameters(), tape=tape), real, None
+
+
+def half(tape: bool):
+    """Parameters of two types."""
+    a, b = torch.full((3,), 0.5, dtype=torch.bfloat16, requires_grad=True), torch.full((2,), 1.5, requires_grad=True)
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+
+    def lower(_):
+        return ((a.float() - x[0]) ** 2).sum() + ((b - x) ** 2 * torch.tensor([1.0, 3.0])).sum()
+
+    return (
+        bisls.Bilevel(lambda _: (a.float() ** 2).sum() + ((b - 3) ** 2).sum(), lower, [x], [a, b], tape=tape),
+        None,
+        None,
+    )
+
+
+CASES = {"logistic": logistic, "network": network, "convolution": convolution, "half": half}
+METHODS = {
+    "Alternating": lambda p: bisls.Alternating(p, lower_iters=5),
+    "paper": lambda p: bisls.BiSLS.paper(p, lower_iters=5),
+    "BiSLS by products": lambda p: bisls.BiSLS(
+        p, lower_iters=5, hypergrad=bisls.Implicit(bisls.CG(tol=1e-3)), polish=None
+    ),
+    "BiSPS": lambda p: bisls.BiSPS(p, lower_iters=5),
+    "unrolled": lambda p: bisls.Alternating(p, lower_iters=5, hypergrad=bisls.Unrolled(3, step=0.01)),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", CASES)
+def test_played_and_called_losses_give_the_same_run(case, method):
+    ends = []
+    for tape in (True, False):
+        problem, upper, lower = CASES[case](tape)
+        solver = METHODS[method](problem)
+        records = [solver.step(upper, lower) for _ in range(6)]
+        played = solver.oracle._lower_players._players
+        assert len(played) == tape  # it was really played, or really called
+        ends.append((repr(records), problem.x.read(), problem.y.read()))
+    assert torch.equal(ends[0][1], ends[1][1])
+    assert torch.equal(ends[0][2], ends[1][2])
+    assert ends[0][0] == ends[1][0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_product_agrees_with_autograd(case):
+    problem, _, lower = CASES[case](True)
+    taped, plain = Oracle(problem, tape=True), Oracle(problem)
+    with torch.no_grad():
+        played, called = taped.lower_graph(lower), plain.lower_graph(lower)
+        rng = generator(3)
+        v, d = (
+            torch.randn(n, generator=rng, dtype=t)
+            for n, t in ((problem.y.numel, problem.y.dtype), (problem.x.numel, problem.x.dtype))
+        )
+        assert torch.equal(played.grad, called.grad)
+        assert played.value == called.value
+        for mine, true in (
+            (played.hessian(v), called.hessian(v)),
+            (played.mixed(v), called.mixed(v)),
+            (played.mixed_transposed(d), called.mixed_transposed(d)),
+        ):
+            assert true.norm() > 0
+            assert torch.equal(mine, true)
+
+
+def test_a_small_hessian_is_written_out_once_and_is_right():
+    problem, _, lower = logistic(True, dtype=torch.float64)
+    oracle = Oracle(problem, tape=True)
+    with torch.no_grad():
+        graph = oracle.lower_graph(lower)
+        matrix = graph.hessian.matrix
+        assert matrix is graph.hessian.matrix
+        assert oracle.cost.hessian_products == 5
+        columns = torch.stack([graph.hessian(column) for column in torch.eye(5, dtype=torch.float64)])
+        torch.testing.assert_close(matrix, columns, rtol=1e-12, atol=1e-14)
+        b = torch.linspace(1, 2, 5, dtype=torch.float64)
+        solution = bisls.Direct().solve(graph.hessian, b, {})
+        torch.testing.assert_close(graph.hessian(solution.z), b, rtol=1e-10, atol=0)
+        assert solution.residual < 1e-12
+
+
+def test_direct_leaves_negative_curvature_to_the_other_solver():
+    x, y = torch.tensor([1.0], requires_grad=True), torch.tensor([0.5, 0.5], requires_grad=True)
+    curvature = torch.tensor([1.0, -1.0])
+    problem = bisls.Bilevel(lambda _: (y * x).sum(), lambda _: (curvature * y * y).sum() + (x * y).sum(), [x], [y])
+    with torch.no_grad():
+        graph = Oracle(problem, tape=True).lower_graph(None)
+        assert graph.hessian.matrix is not None
+        solution = bisls.Direct().solve(graph.hessian, torch.tensor([0.0, 1.0]), {})
+    assert solution.status is bisls.Status.NEGATIVE_CURVATURE
+
+
+def players(loss, steps: int = 4):
+    """The lower players after some iterations on a loss of (x, y), with its final parameters."""
+    torch.manual_seed(0)
+    x, y = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([0.5, -0.5], requires_grad=True)
+    problem = bisls.Bilevel(lambda _: ((y - 1) ** 2).sum(), lambda _: loss(x, y), [x], [y])
+    solver = bisls.Alternating(problem, lower_iters=3)
+    for _ in range(steps):
+        solver.step(None, None)
+    return solver.oracle._lower_players, x, y
+
+
+def plain(x, y):
+    return ((y - x) ** 2).sum()
+
+
+norm = nn.BatchNorm1d(1)
+outside = torch.tensor([0.1, 0.2])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, y: plain(x, y) * (1 + 0.0 * torch.rand(1)[0]),
+        lambda x, y: plain(x, functional.dropout(y, 0.5)),
+        lambda x, y: plain(x, y) if y.sum() > -100 else plain(x, 2 * y),
+        lambda x, y: plain(x, y) * max(1.0, y.detach().abs().max().item() * 0),
+        lambda x, y: plain(x, norm((y * 1.0)[:, None])[:, 0] + y),
+        lambda x, y: plain(x, y[y > -100]),
+        lambda x, y: plain(x, y) + 0 * outside.add_(0.0).sum(),
+    ],
+    ids=["random", "dropout", "branch", "item", "batch norm", "shape", "writes"],
+)
+def test_what_can_not_be_played_is_called(loss):
+    found, x, y = players(loss)
+    assert not found._players
+    assert not found._on
+    assert torch.isfinite(x).all()
+    assert torch.isfinite(y).all()
+
+
+def test_large_operations_are_called_and_nothing_is_kept_of_them(monkeypatch):
+    monkeypatch.setattr(taping, "LARGE", 0.01)
+    assert not players(plain)[0]._players
+
+
+def test_a_loss_that_changes_is_noticed_at_once():
+    weight = [1.0]
+
+    def run(tape: bool):
+        weight[0] = 1.0
+        x, y = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([0.5, -0.5], requires_grad=True)
+        problem = bisls.Bilevel(
+            lambda _: weight[0] * ((y - 1) ** 2).sum(),
+            lambda _: ((y - x) ** 2).sum() + weight[0] * (y**4).sum(),
+            [x],
+            [y],
+            tape=tape,
+        )
+        solver = bisls.Alternating(problem, lower_iters=3)
+        for k in range(12):
+            weight[0] = 1.0 + (k >= 4) + (k >= 8)
+            solver.step(None, None)
+        return solver, x, y
+
+    taped, x, y = run(True)
+    _, true_x, true_y = run(False)
+    assert torch.equal(x, true_x)
+    assert torch.equal(y, true_y)
+    assert taped.oracle._lower_players._players  # two changes: it is recorded anew
+    assert CHANGES == 3
+
+
+def test_a_loss_that_keeps_changing_is_called():
+    count = [0]
+
+    def counting(x, y):
+        count[0] += 1
+        return plain(x, y) * (1 + 0.1 * count[0])
+
+    found, x, _ = players(counting)
+    assert not found._on
+    assert torch.isfinite(x).all()
+
+
+def test_tensors_from_outside_may_be_written_to_between_iterations():
+    def run(tape: bool):
+        shift = torch.tensor([0.1, 0.2])
+        x, y = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([0.5, -0.5], requires_grad=True)
+        problem = bisls.Bilevel(
+            lambda _: ((y - 1) ** 2).sum(), lambda _: ((y - x - shift.exp()) ** 2).sum(), [x], [y], tape=tape
+        )
+        solver = bisls.Alternating(problem, lower_iters=3)
+        for k in range(6):
+            if k == 3:
+                shift.mul_(2.0)
+            solver.step(None, None)
+        return x.detach()
+
+    assert torch.equal(run(True), run(False))
+
+
+def test_one_tape_serves_all_batches_of_a_kind_and_there_are_few():
+    x, y = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([0.5, -0.5], requires_grad=True)
+    problem = bisls.Bilevel(lambda b: ((y - b) ** 2).mean(), lambda b: ((y - x * b) ** 2).mean(), [x], [y])
+    solver = bisls.Alternating(problem, lower_iters=2)
+    for rows in (3, 4, 3, 5, 6, 7, 8, 9):
+        solver.step(torch.rand(rows, 2), [torch.rand(rows, 2), torch.rand(rows, 2)])
+    assert len(solver.oracle._lower_players._players) == KINDS
+
+
+def test_a_tape_in_stages_computes_what_does_not_change_once():
+    a, b = torch.tensor([0.3, 0.7], requires_grad=True), torch.tensor([2.0, 5.0], requires_grad=True)
+    tape = Tape(lambda: {"out": [(a.exp() * b).sum()]}, [[a], [b]])
+    program = tape.program("out")
+    with torch.no_grad():
+        before = program.carry(0, (), [a])
+        assert torch.equal(before[0][0], a.exp())
+        assert torch.equal(program.play("out", before, [b])[0], (a.exp() * b).sum())
+
+
+def test_an_output_in_place_of_a_view_is_refused():
+    a = torch.tensor([0.3, 0.7], requires_grad=True)
+
+    def compute():
+        base = a.detach() * 2
+        view = base[:1]
+        base.add_(1.0)
+        return {"out": [view.sum() + base.sum()]}
+
+    with pytest.raises(NotPlayable, match="writes into a tensor"):
+        Tape(compute, [[a]])
