@@ -17,7 +17,7 @@ class Adam:
 
     G <- b2 G + (1 - b2) h^2 and m <- b1 m + (1 - b1) h are kept raw and corrected when used: G^ = G / (1 - b2^t),
     m^ = m / (1 - b1^t), t = 1 at the first step. (The paper's text has the correction inside the recursion, and a sign
-    that ascends; both are slips.) The slope of the line is -<h, A^-1 h>, so every step rule works unchanged.
+    that ascends; both are slips.) The slope of the line is ``-<h, A^-1 h>``, so every step rule works unchanged.
 
     Args:
         betas: (b1, b2), both in [0, 1). b1 = 0 is Adam without momentum.

@@ -18,11 +18,11 @@ class Heading:
     The two differ only under the paper's Adam, which searches along A^-1 h and moves along A^-1 m.
 
     Attributes:
-        search: The direction that the step rule sees; the slope of its line is -<gradient, search>.
+        search: The direction that the step rule sees; the slope of its line is ``-<gradient, search>``.
         move: The direction that is taken with the step found.
         state: To be given back with the next gradient (tensors, so that it can be saved).
         weigh: Where the direction learns from an independent batch: (the decrease along ``search`` that its own gradient
-            promises, <h, d>; the one that the other batch sees, or None where none was asked) -> (the longest step that it
+            promises, ``<h, d>``; the one that the other batch sees, or None where none was asked) -> (the longest step that it
             allows, the state to give back instead of ``state``).
     """
 

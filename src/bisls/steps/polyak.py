@@ -15,7 +15,7 @@ from bisls.steps.base import Memory, Schedule, Step, bound_at, clock, is_bound, 
 class Polyak:
     """The stochastic Polyak step ``gamma_k = min{ (f - f_min) / (c ||d||^2), gamma_bk }``.
 
-    For a direction other than the gradient ||d||^2 is read as -slope = <gradient, d>. With a constant ``max_step`` this is
+    For a direction other than the gradient ||d||^2 is read as ``-slope = <gradient, d>``. With a constant ``max_step`` this is
     SPS_max, with a decaying one SPSB (the paper's equations 5 and 7); no evaluation is made.
 
     Args:
