@@ -7,6 +7,7 @@ from math import inf
 
 import pytest
 import torch
+from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
 import bisls
@@ -496,3 +497,32 @@ def test_penalties_are_chosen_from_any_start(penalty, alpha, beta):
             if values[-1] <= 0.0783:
                 break
     assert values[-1] <= 0.0783
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_weight_decay_of_a_network_is_tuned_though_its_loss_is_not_convex(seed):
+    """The whole network below, labels with noise: held-out loss against training as long with the decay it starts from."""
+
+    def held_out(**parts):
+        torch.manual_seed(seed)
+        features, labels = (torch.tensor(part) for part in load_breast_cancer(return_X_y=True))
+        features = ((features - features.mean(0)) / features.std(0)).float()
+        order = torch.randperm(len(labels))
+        features, labels = features[order], labels[order]
+        noisy = torch.where(torch.rand(len(labels)) < 0.25, torch.randint(0, 2, labels.shape), labels)
+        model = torch.nn.Sequential(torch.nn.Linear(30, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
+        decay = torch.full((4,), -6.0, requires_grad=True)
+
+        def upper(rows):
+            return torch.nn.functional.cross_entropy(model(features[rows]), labels[rows])
+
+        def lower(rows):
+            penalty = sum(d.exp() * (p**2).sum() for d, p in zip(decay, model.parameters(), strict=True))
+            return torch.nn.functional.cross_entropy(model(features[rows]), noisy[rows]) + penalty
+
+        solver = bisls.BiSLS(bisls.Bilevel(upper, lower, [decay], model.parameters()), **parts)
+        for _ in range(60):
+            record = solver.step(slice(227, 398), slice(227))
+        return record.upper_value
+
+    assert held_out() < 0.85 * held_out(upper_step=bisls.Constant(1e-12))

@@ -34,8 +34,9 @@ class BiSLS(Solver):
     What it is made of, when nothing is set:
 
     - *lower steps*: one over the mean curvature along the gradients, measured now and then (`Curvature`);
-    - *hypergradient*: implicit, by conjugate gradients to a relative residual of 1e-3, with mixed products over as many of the
-      lower batches as their spread asks for (`Implicit`);
+    - *hypergradient*: implicit, by conjugate gradients to a relative residual of 1e-3 (damped where the lower problem is not
+      convex, by a factorisation where it is small), with mixed products over as many of the lower batches as their
+      spread asks for (`Implicit`, `CG`, `Direct`);
     - *direction*: Adam's scaling with as much momentum as the measured noise asks for, and a bound on the step that noise allows
       (`Denoised`);
     - *upper steps*: a line search along the tangent of the lower solution (`Tangent`, `Armijo`), judged on the previous upper
@@ -87,7 +88,7 @@ class BiSLS(Solver):
         lower_tol: float | None = None,
         lower_average: bool = False,
         search_every: int = 2,
-        polish: LinearSolver | None = Direct(CG(tol=1e-2, iters=50)),  # noqa: B008 - frozen
+        polish: LinearSolver | None = Direct(CG(tol=1e-2, iters=50, damp=True)),  # noqa: B008 - frozen
         alpha: float | None = None,
         beta: float | None = None,
         patience: int = 20,
@@ -96,7 +97,7 @@ class BiSLS(Solver):
             problem,
             direction=direction or Denoised(b2=0.999),
             response=response or Tangent(),
-            hypergrad=hypergrad or Implicit(Direct(CG(tol=1e-3, iters=50)), spread=4.0),
+            hypergrad=hypergrad or Implicit(Direct(CG(tol=1e-3, iters=50, damp=True)), spread=4.0),
             upper_step=upper_step or Armijo(start=alpha, sufficient=0.5, expand=True, uphill=1.0),
             lower_step=lower_step or Curvature(start=beta, trials=20, every=30, recent=0.05, watch=True),
             lower_iters=lower_iters,

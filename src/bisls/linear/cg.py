@@ -17,14 +17,17 @@ from bisls.vector import dot, norm
 class CG:
     r"""Conjugate gradients for H z = b with H symmetric positive definite.
 
-    It stops when ||b - H z|| <= tol ||b||. Each iteration costs one Hessian product and nothing else does: the residual
+    It stops when ``||b - H z|| <= tol ||b||``. Each iteration costs one Hessian product and nothing else does: the residual
     reported is that of the z returned, taken from the products already made. Where a search direction p has
-    <p, H p> <= 0 the solve stops with the last iterate and says `Status.NEGATIVE_CURVATURE`.
+    ``<p, H p> <= 0`` the solve stops with the last iterate and says `Status.NEGATIVE_CURVATURE`; or, damped, it begins again
+    with H + s I, s from the curvature met: that is how the minimiser of ``g + s/2 ||y - y_k||^2`` near the present
+    y_k responds, and y_k is no minimiser of g where H is not positive definite. The next solve begins with half the s.
 
     Args:
-        iters: Most iterations, at least 1.
+        iters: Most iterations, at least 1; damped, at least ten more for each new s.
         tol: Relative residual at which to stop, at least 0. In single precision anything below 1e-6 means "as far as it goes".
         warm: Start from the solution of the previous, similar system (one more product).
+        damp: Where H is not positive definite, solve with H + s I.
 
     Examples:
         >>> import torch
@@ -37,6 +40,7 @@ class CG:
     iters: int = 50
     tol: float = 1e-10
     warm: bool = False
+    damp: bool = False
 
     def __post_init__(self) -> None:
         require(self, "iters", self.iters >= 1, "must be at least 1")
@@ -48,37 +52,58 @@ class CG:
         if scale == 0.0:
             return Solution(torch.zeros_like(b), 0.0, Status.OK, state)
         # Hz is kept beside z: the residual of what is returned costs no further product, and r alone would drift from it
-        z, hz, r = torch.zeros_like(b), torch.zeros_like(b), b.clone()
+        z, hz = torch.zeros_like(b), torch.zeros_like(b)
         if self.warm and "z" in state and state["z"].shape == b.shape:
             guess = hessian(state["z"])
             if norm(b - guess) <= scale:  # otherwise it is worse than nothing
-                z, hz, r = state["z"].clone(), guess.clone(), b - guess
+                z, hz = state["z"].clone(), guess.clone()
+        damping = float(state["damping"]) / 2 if self.damp and "damping" in state else 0.0
+        status, left, known = Status.NEGATIVE_CURVATURE, self.iters, 0.0
+        while True:
+            status, used, curvature, largest = self._iterate(
+                hessian, b, z, hz, damping, max(left, 10) if known else left
+            )
+            left, known = left - used, max(known, largest)
+            if not (self.damp and status is Status.NEGATIVE_CURVATURE and known > 0):
+                break
+            damping = max(2.0 * abs(curvature), 4.0 * damping, 1e-3 * known)
+            z, hz = torch.zeros_like(b), torch.zeros_like(b)
+        if damping > 0 and status in (Status.OK, Status.MAX_ITERS):
+            status = Status.NEGATIVE_CURVATURE
+        kept = {**state, **({"z": z.clone()} if self.warm else {})}
+        if self.damp and (damping > 0 or "damping" in state):
+            small = damping < 1e-6 * known  # nothing was met for a long time
+            kept["damping"] = torch.tensor(0.0 if small else damping, dtype=torch.float64)
+        return Solution(z, norm(b - hz) / scale, status, kept)
+
+    def _iterate(
+        self, hessian: Operator, b: Tensor, z: Tensor, hz: Tensor, damping: float, iters: int
+    ) -> tuple[Status, int, float, float]:
+        """Improve z, and Hz with it, in place. Returns also the products made, the last and the largest curvature met."""
+        scale, eps = norm(b), torch.finfo(b.dtype).eps
+        r = b - hz if not damping else b - hz - damping * z
         p = r.clone()
         rr = dot(r, r)
-        pp = rr
-        eps = torch.finfo(b.dtype).eps
-        status = Status.MAX_ITERS
-        for _ in range(self.iters):
+        pp, largest = rr, 0.0
+        for used in range(iters):
             if rr**0.5 <= self.tol * scale:
-                status = Status.OK
-                break
+                return Status.OK, used, 0.0, largest
             hp = hessian(p)
-            curvature = dot(p, hp)
+            curvature, length = dot(p, hp), norm(hp)
             if not abs(curvature) < float("inf"):
-                status = Status.NON_FINITE
-                break
+                return Status.NON_FINITE, used + 1, curvature, largest
+            largest = max(largest, length / pp**0.5)
+            damped = curvature + damping * pp
             # this is zero curvature up to the rounding of the product
-            if curvature <= eps * pp**0.5 * norm(hp):
-                status = Status.NEGATIVE_CURVATURE
-                break
-            a = rr / curvature
+            if damped <= max(eps * pp**0.5 * length, 1e-2 * damping * pp):
+                return Status.NEGATIVE_CURVATURE, used + 1, curvature / pp, largest
+            a = rr / damped
             z.add_(p, alpha=a)
             hz.add_(hp, alpha=a)
             r.sub_(hp, alpha=a)
+            if damping:
+                r.sub_(p, alpha=a * damping)
             rr, before = dot(r, r), rr
             torch.add(r, p, alpha=rr / before, out=p)
             pp = rr + (rr / before) ** 2 * pp  # r is orthogonal to the p before
-        else:
-            if rr**0.5 <= self.tol * scale:
-                status = Status.OK
-        return Solution(z, norm(b - hz) / scale, status, {**state, "z": z.clone()} if self.warm else state)
+        return Status.OK if rr**0.5 <= self.tol * scale else Status.MAX_ITERS, iters, 0.0, largest
