@@ -499,11 +499,10 @@ def test_penalties_are_chosen_from_any_start(penalty, alpha, beta):
     assert values[-1] <= 0.0783
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_weight_decay_of_a_network_is_tuned_though_its_loss_is_not_convex(seed):
+def test_weight_decay_of_a_network_is_tuned_though_its_loss_is_not_convex():
     """The whole network below, labels with noise: held-out loss against training as long with the decay it starts from."""
 
-    def held_out(**parts):
+    def held_out(seed, **parts):
         torch.manual_seed(seed)
         features, labels = (torch.tensor(part) for part in load_breast_cancer(return_X_y=True))
         features = ((features - features.mean(0)) / features.std(0)).float()
@@ -525,4 +524,6 @@ def test_weight_decay_of_a_network_is_tuned_though_its_loss_is_not_convex(seed):
             record = solver.step(slice(227, 398), slice(227))
         return record.upper_value
 
-    assert held_out() < 0.85 * held_out(upper_step=bisls.Constant(1e-12))
+    ratios = [held_out(seed) / held_out(seed, upper_step=bisls.Constant(1e-12)) for seed in range(4)]
+    assert max(ratios) < 1.0
+    assert sum(ratios) / 4 < 0.9
