@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs reproduce bench regret scaling rates clean
+.PHONY: demo test lint docs reproduce bench regret scaling rates release oldest clean
 
 demo: .venv/.cli  ## solve a bi-level problem with no learning rates beside a grid of Adam; table and plot into out/
 	$(BIN)/bisls demo --out out
@@ -34,8 +34,17 @@ scaling: .venv/.cli  ## overhead beside Adam, cost and memory against the number
 rates: .venv/.cli  ## measured rates against the theorems
 	$(BIN)/bisls reproduce rates --scale paper
 
+release: .venv/.dev  ## wheel and sdist into dist/, each tried in an empty environment (some minutes: torch is installed again)
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python tests/release.py dist
+
+OLDEST ?= --ignore tests/test_report_browser.py --deselect tests/test_structure.py::test_the_linters_pass
+oldest: .venv-oldest/.ready  ## the tests with the oldest version of everything that is supported (some GB: torch 2.4 comes with CUDA)
+	.venv-oldest/bin/python -m pytest $(OLDEST)
+
 clean:  ## remove everything that make made
-	rm -rf .venv out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -44,4 +53,10 @@ clean:  ## remove everything that make made
 .venv/.%: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "setting up .venv for '$*' (once; torch is large)"
 	$(PIP) --editable ".[$*]"
+	@touch $@
+
+.venv-oldest/.ready: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip --disable-pip-version-check install --quiet --constraint constraints-oldest.txt \
+	  --editable ".[cli,dask,tensorboard]" pytest hypothesis momo-opt build hatchling
 	@touch $@

@@ -8,14 +8,19 @@ overhead  One iteration of the untuned BiSLS over one of Alternating with Adam a
 sizes     Time and memory against the number of upper, then of lower parameters, on losses that cost a few passes over them and
           keep no copy, so that the library's own cost shows. Every size runs in a process of its own; memory is the peak of the
           resident set above what it was before, in copies of the parameters.
-loops     Time against T (lower steps) and against CG steps, with a straight line through it.
+loops     Time against T (lower steps) and against CG steps, with a straight line through it; and the peak memory, in copies of
+          a million lower parameters on the losses of `sizes`, each in a process of its own.
+processes One process, and two that share every batch (gloo), on hyper-representation in float64 with batches of 256, T = 10, ten
+          CG steps; they take turns. Wall time, since processes wait for each other; CPU time of all; peak memory of each
+          process; and how far apart the two runs end.
 
-    python benchmarks/scaling.py                          everything, about ten minutes
+    python benchmarks/scaling.py                          everything, about a quarter of an hour
     python benchmarks/scaling.py --parts overhead         a part of it
     python benchmarks/scaling.py --quick                  small sizes, few iterations: a look at whether it runs
 
-One thread, and times are those of the process (CPU), so that other work on the machine disturbs little. Only ratios mean anything
-on another machine. Results: out/scaling.json, out/scaling.md, out/scaling.png.
+One thread a process, and times are those of the process (CPU), so that other work on the machine disturbs little; not so the wall
+times of `processes`, which need a core for each and a quiet machine. Only ratios mean anything on another machine.
+Results: out/scaling.json, out/scaling.md, out/scaling.png.
 """
 
 from __future__ import annotations
@@ -26,10 +31,11 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -37,6 +43,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -47,34 +54,39 @@ from bisls import tasks
 
 CG10 = bisls.Implicit(bisls.CG(iters=10, tol=0.0))
 SHORT = {"upper_step": bisls.Constant(1e-5), "lower_step": bisls.Constant(1e-3)}  # steps that do not diverge
-PARTS = ("overhead", "sizes", "loops")
+PARTS = ("overhead", "sizes", "loops", "processes")
 BLOCKS = 10  # the small level of the problems for sizes has so many numbers
 
 
-def representation(quick: bool, batch: int) -> tasks.Task:
+def representation(quick: bool, batch: int, dtype: torch.dtype = torch.float32) -> tasks.Task:
     rng = np.random.default_rng(0)
     count = 768 if quick else 4096
     # ten kinds of pictures that can be told apart, as in real data: how many batches agree decides how many are looked at
     labels = rng.integers(10, size=count)
     kinds = np.kron(rng.uniform(size=(10, 7, 7)), np.ones((4, 4)))
     images = (255 * (0.6 * kinds[labels] + 0.4 * rng.uniform(size=(count, 28, 28)))).astype(np.uint8)
-    return tasks.hyper_representation(images, labels, lower_size=count // 2, test_size=0, batch_size=batch)
+    return tasks.hyper_representation(images, labels, lower_size=count // 2, test_size=0, batch_size=batch, dtype=dtype)
 
 
 class Runner:
     """A solver on a task of its own, that takes one timed iteration at a time."""
 
-    def __init__(self, task: tasks.Task, make: Callable[[bisls.Bilevel], bisls.Solver]):
-        self.task, self.solver = task, make(task.problem)
+    def __init__(
+        self,
+        task: tasks.Task,
+        make: Callable[[bisls.Bilevel], bisls.Solver],
+        clock: Callable[[], float] = time.process_time,
+    ):
+        self.task, self.solver, self.clock = task, make(task.problem), clock
         self.seconds: list[float] = []
         self.records: list[bisls.Record] = []
 
     def step(self) -> float:
         upper = next(self.task.upper_data)
         lower = [next(self.task.lower_data) for _ in range(self.solver.lower_iters)]
-        start = time.process_time()
+        start = self.clock()
         record = self.solver.step(upper, lower)
-        self.seconds.append(time.process_time() - start)
+        self.seconds.append(self.clock() - start)
         self.records.append(record)
         return self.seconds[-1]
 
@@ -233,12 +245,13 @@ def _forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def measure(level: str, n: int, iterations: int) -> dict[str, Any]:
+def measure(level: str, n: int, iterations: int, lower_iters: int = 10, cg_steps: int = 10) -> dict[str, Any]:
     """Time and memory of an iteration of BiSLS with n parameters at one level and ten at the other."""
     torch.set_num_threads(1)
+    hypergrad = bisls.Implicit(bisls.CG(iters=cg_steps, tol=0.0))
 
     def solver(size: int) -> bisls.Solver:
-        return bisls.BiSLS(PROBLEMS[level](size), hypergrad=CG10, lower_iters=10)
+        return bisls.BiSLS(PROBLEMS[level](size), hypergrad=hypergrad, lower_iters=lower_iters)
 
     first = solver(1000)
     for _ in range(3):  # what is loaded or set up once is no part of the cost
@@ -267,7 +280,7 @@ def _measured(call: list[str], tight: bool) -> dict[str, Any]:
 
 
 def sizes(quick: bool, tick: Callable[[], None]) -> dict[str, Any]:
-    powers = {"upper": (4, 5), "lower": (4, 5)} if quick else {"upper": (4, 5, 6, 7), "lower": (4, 5, 6)}
+    powers = {"upper": (4, 5), "lower": (4, 5)} if quick else dict.fromkeys(PROBLEMS, (4, 5, 6, 7))
     results = {}
     for level, exponents in powers.items():
         rows = []
@@ -297,13 +310,19 @@ def loops(quick: bool, tick: Callable[[], None]) -> dict[str, Any]:
         "cg_steps": lambda p, n: bisls.BiSLS(p, hypergrad=bisls.Implicit(bisls.CG(iters=n, tol=0.0)), lower_iters=10),
     }
     results = {}
-    for name, make in makers.items():
+    for index, (name, make) in enumerate(makers.items()):
         runners = [Runner(representation(quick, batch), lambda p, n=n, m=make: m(p, n)) for n in counts]
         for round_ in range(iterations + 2):
             for runner in runners:
                 if round_ == 2:
                     runner.forget()
                 runner.step()
+            tick()
+        memory = []
+        for count in counts:
+            lengths = [str(count if k == index else 10) for k in range(2)]
+            call = [sys.executable, __file__, "--measure", "lower", str(10**5 if quick else 10**6), "2", *lengths]
+            memory.append(_measured(call, tight=True))
             tick()
         seconds = [median(runner.seconds) for runner in runners]
         slope, fixed = np.polyfit(counts, seconds, 1)
@@ -312,11 +331,98 @@ def loops(quick: bool, tick: Callable[[], None]) -> dict[str, Any]:
             "n": list(counts),
             "seconds": seconds,
             "evaluations": [runner.evaluations() for runner in runners],
+            "copies": [row["copies"] for row in memory],
+            "peak_bytes": [row["peak_bytes"] for row in memory],
             "slope": float(slope),
             "fixed": float(fixed),
             "r2": float(1 - (left**2).sum() / ((np.array(seconds) - np.mean(seconds)) ** 2).sum()),
         }
     return results
+
+
+# --- processes
+
+
+def share(world: int, rank: int, iterations: int, folder: Path, quick: bool) -> dict[str, Any]:
+    """One of `world` processes that share every batch: wall and CPU time of an iteration, memory; the parameters go to a file."""
+    torch.set_num_threads(1)
+    if world > 1:
+        meeting = (folder / "meeting").resolve().as_uri()
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+    task = representation(quick, 32 if quick else 256, torch.float64)
+    own = {
+        level: tasks.Batches(data.tensors, data.batch_size, data.seed, rank=rank, world=world)
+        for level, data in (("upper_data", task.upper_data), ("lower_data", task.lower_data))
+    }
+    runner = Runner(
+        replace(task, **own), lambda p: bisls.BiSLS(p, hypergrad=CG10, lower_iters=10), clock=time.perf_counter
+    )
+    start = torch.cat([runner.solver.problem.x.read(), runner.solver.problem.y.read()])
+    before = _resident()
+    _forget_peak()
+    for _ in range(2):
+        runner.step()
+    runner.forget()
+    began = time.process_time()
+    for _ in range(iterations):
+        runner.step()
+    spent = time.process_time() - began
+    end = torch.cat([runner.solver.problem.x.read(), runner.solver.problem.y.read()])
+    torch.save((start, end), folder / f"{world}-{rank}.pt")
+    found = {
+        "seconds": mean(runner.seconds), "cpu_seconds": spent / iterations, "peak_bytes": _peak() - before,
+        "failed": sum(record.status.failed for record in runner.records),
+    }  # fmt: skip
+    if world > 1:
+        time.sleep(0.1)  # before torch 2.8, leaving a group may lock up while a thread of it still holds a result
+        dist.destroy_process_group()
+    return found
+
+
+def _shared(world: int, iterations: int, quick: bool) -> dict[str, Any]:
+    """`share` in as many processes."""
+    with tempfile.TemporaryDirectory() as name:
+        call = [sys.executable, __file__, *(["--quick"] if quick else []), "--share", name, str(iterations), str(world)]
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        workers = [subprocess.Popen([*call, str(rank)], **pipe) for rank in range(world)]
+        try:
+            said = [worker.communicate(timeout=600) for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()  # the others wait for one that failed
+        for worker, (_, complaint) in zip(workers, said, strict=True):
+            if worker.returncode:
+                raise RuntimeError(complaint)
+        rows = [json.loads(out) for out, _ in said]
+        ends = [torch.load(Path(name) / f"{world}-{rank}.pt", weights_only=True) for rank in range(world)]
+    return {
+        "seconds": max(row["seconds"] for row in rows), "cpu_seconds": sum(row["cpu_seconds"] for row in rows),
+        "peak_bytes": max(row["peak_bytes"] for row in rows), "failed": rows[0]["failed"],
+        "ranks_equal": all(torch.equal(end, ends[0][1]) for _, end in ends), "start": ends[0][0], "end": ends[0][1],
+    }  # fmt: skip
+
+
+def processes(quick: bool, tick: Callable[[], None]) -> dict[str, Any]:
+    rounds, iterations = (1, 4) if quick else (5, 10)
+    runs: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
+    for _ in range(rounds):
+        for world, found in runs.items():
+            found.append(_shared(world, iterations, quick))
+            tick()
+    one, two = runs[1][0], runs[2][0]
+    ratios = [b["seconds"] / a["seconds"] for a, b in zip(*runs.values(), strict=True)]
+    return {
+        "iterations": iterations,
+        "ratio": median(ratios),
+        "ratios": ratios,
+        "apart": float((two["end"] - one["end"]).norm() / (one["end"] - one["start"]).norm()),
+        "ranks_equal": all(row["ranks_equal"] for row in runs[2]),
+        "rows": [
+            {"processes": world, "failed": max(row["failed"] for row in found)}
+            | {key: median(row[key] for row in found) for key in ("seconds", "cpu_seconds", "peak_bytes")}
+            for world, found in runs.items()
+        ],
+    }
 
 
 # --- what comes out
@@ -347,18 +453,40 @@ def tables(results: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]
     if "sizes" in results:
         rows = [
             [level, f"{row['n']:.0e}", f"{1e3 * row['seconds']:.1f}", f"{1e9 * row['seconds'] / row['n']:.0f}",
-             f"{row['copies']:.1f}" if row["n"] >= 1e6 else "", f"{each['exponent']:.2f}", f"{each['last_exponent']:.2f}"]
+             f"{row['peak_bytes'] / 1e6:.1f}", f"{row['copies']:.1f}" if row["n"] >= 1e6 else "",
+             f"{each['exponent']:.2f}", f"{each['last_exponent']:.2f}"]
             for level, each in results["sizes"].items() for row in each["rows"]
         ]  # fmt: skip
-        head = ["level", "parameters", "ms", "ns a parameter", "peak memory in copies", "exponent", "of the last two"]
+        head = [
+            "level",
+            "parameters",
+            "ms",
+            "ns a parameter",
+            "peak memory in MB",
+            "in copies",
+            "exponent",
+            "of the last two",
+        ]
         found.append(("Sizes", head, rows))
     if "loops" in results:
         rows = [
             [name.replace("_", " "), ", ".join(map(str, row["n"])), ", ".join(f"{1e3 * t:.0f}" for t in row["seconds"]),
-             f"{1e3 * row['fixed']:.1f} + {1e3 * row['slope']:.2f} n", f"{row['r2']:.4f}"]
+             f"{1e3 * row['fixed']:.1f} + {1e3 * row['slope']:.2f} n", f"{row['r2']:.4f}",
+             ", ".join(f"{copies:.1f}" for copies in row["copies"])]
             for name, row in results["loops"].items()
         ]  # fmt: skip
-        found.append(("Loops", ["what", "n", "ms", "line", "R^2"], rows))
+        found.append(("Loops", ["what", "n", "ms", "line", "R^2", "peak memory in copies"], rows))
+    if "processes" in results:
+        each = results["processes"]
+        low, high = min(each["ratios"]), max(each["ratios"])
+        said = {1: ["1", ""], 2: [f"{each['ratio']:.2f} ({low:.2f} to {high:.2f})", f"{each['apart']:.0e}"]}
+        rows = [
+            [str(row["processes"]), f"{1e3 * row['seconds']:.0f}", said[row["processes"]][0],
+             f"{1e3 * row['cpu_seconds']:.0f}", f"{row['peak_bytes'] / 1e6:.0f}", said[row["processes"]][1]]
+            for row in each["rows"]
+        ]  # fmt: skip
+        head = ["processes", "wall ms", "ratio (least to most)", "CPU ms of all", "peak memory in MB of each"]
+        found.append(("Processes", [*head, "apart at the end, of the way gone"], rows))
     return found
 
 
@@ -405,14 +533,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help="where the tables go (default: out)")
     parser.add_argument(
         "--measure",
-        nargs=3,
-        metavar=("LEVEL", "N", "ITERATIONS"),
+        nargs="+",
+        metavar="LEVEL N ITERATIONS",
         help="one size, as JSON (used by the command itself)",
+    )
+    parser.add_argument(
+        "--share", nargs=4, metavar=("FOLDER", "ITERATIONS", "WORLD", "RANK"), help="one process, likewise"
     )
     arguments = parser.parse_args()
     if arguments.measure:
-        level, n, iterations = arguments.measure
-        print(json.dumps(measure(level, int(n), int(iterations))))
+        level, *numbers = arguments.measure
+        print(json.dumps(measure(level, *map(int, numbers))))
+        return
+    if arguments.share:
+        folder, iterations, world, rank = arguments.share
+        print(json.dumps(share(int(world), int(rank), int(iterations), Path(folder), arguments.quick)))
         return
     torch.set_num_threads(1)
     console = Console()
@@ -430,11 +565,13 @@ def main() -> None:
     file = arguments.out / "scaling.json"
     results: dict[str, Any] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    totals = {"overhead": 8, "sizes": 4, "loops": 8} if arguments.quick else {"overhead": 120, "sizes": 7, "loops": 28}
+    totals = {"overhead": 120, "sizes": 8, "loops": 36, "processes": 10}
+    if arguments.quick:
+        totals = {"overhead": 8, "sizes": 4, "loops": 14, "processes": 2}
     with Progress(*columns, console=console) as progress:
         for part in arguments.parts:
             bar = progress.add_task(part, total=totals[part])
-            run = {"overhead": overhead, "sizes": sizes, "loops": loops}[part]
+            run = {"overhead": overhead, "sizes": sizes, "loops": loops, "processes": processes}[part]
             results[part] = run(arguments.quick, lambda bar=bar: progress.advance(bar))
             file.write_text(json.dumps({"facts": facts, "results": results}, indent=1))
     lines = []
@@ -445,9 +582,8 @@ def main() -> None:
         for row in rows:
             table.add_row(*row)
         console.print(table)
-    lines += [
-        f"commit {commit}, torch {torch.__version__}, one thread, CPU time" + (", quick" if arguments.quick else "")
-    ]
+    quick = ", quick" if arguments.quick else ""
+    lines += [f"commit {commit}, torch {torch.__version__}, one thread a process, CPU time unless said{quick}"]
     (arguments.out / "scaling.md").write_text("\n".join(lines) + "\n")
     plot(results, arguments.out / "scaling.png")
 

@@ -68,3 +68,16 @@ def test_scaling_measures_sizes_and_loops(scaling):
     products = [each["hessian_products"] for each in scaling["loops"]["cg_steps"]["evaluations"]]
     assert products == sorted(products)
     assert products[-1] >= products[0] + 6
+    for each in scaling["loops"].values():
+        assert all(size > 0 for size in each["peak_bytes"])
+        # nothing is kept from one lower or CG step to the next; what is freed late differs a little from run to run
+        assert max(each["copies"]) <= 1.5 * min(each["copies"])
+
+
+def test_scaling_runs_one_and_two_processes_to_the_same_end(scaling):
+    found = scaling["processes"]
+    assert [row["processes"] for row in found["rows"]] == [1, 2]
+    assert all(row["seconds"] > 0 and row["cpu_seconds"] > 0 and row["failed"] == 0 for row in found["rows"])
+    assert found["ranks_equal"]  # to the last bit
+    assert 0 < found["apart"] < 1e-6  # other sums, so not to the last bit; relative to the way from the start
+    assert found["ratio"] == pytest.approx(found["ratios"][0])

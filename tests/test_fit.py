@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -376,7 +377,7 @@ def test_a_run_that_is_killed_again_and_again_is_the_run(tmp_path):
     kills, torn = json.loads(done.stdout)
     assert kills >= 2
     assert torn >= 1  # a kill fell into a write
-    whole, killed = torch.load(tmp_path / "whole"), torch.load(tmp_path / "killed")
+    whole, killed = (torch.load(tmp_path / name, weights_only=True) for name in ("whole", "killed"))
     assert torch.equal(whole[0], killed[0])
     assert torch.equal(whole[1], killed[1])
     assert whole[2] == killed[2]
@@ -946,6 +947,7 @@ def work(rank: int, port: int, folder: str) -> None:
         stopped = str(interrupt)
     after = go("stopped.pt", 5, seed=9, resume=True)
     (Path(folder) / f"rank {rank}").write_text(json.dumps([whole, again, stopped, after]))
+    time.sleep(0.1)  # before torch 2.8, leaving a group may lock up while a thread of it still holds a result
     dist.destroy_process_group()
 
 

@@ -248,6 +248,7 @@ def test_resume_is_exact(row, tmp_path):
     assert same(whole.parameters(), again.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:You are using `torch.load`:FutureWarning")  # torch 2.4 and 2.5 on unpickling
 def test_pickle_and_deepcopy_go_on_alike(row):
     task = Task()
     run(task, optimizer := make(row, task.model.parameters()), 5)

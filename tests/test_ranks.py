@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,7 @@ def work(rank: int, port: int, queue) -> None:
     found = [bisls.hypergradient(bilevel(ROWS[rank]), None, None, method) for method in METHODS]
     trained = [train(cls, ROWS[rank], wrapped) for cls in OPTIMISERS for wrapped in (False, True)]
     queue.put((rank, [hg.flat.tolist() for hg in found], [hg.value for hg in found], trained))
+    time.sleep(0.1)  # before torch 2.8, leaving a group may lock up while a thread of it still holds a result
     dist.destroy_process_group()
 
 

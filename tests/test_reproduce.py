@@ -276,7 +276,7 @@ def invoke(*arguments):
         (("reproduce", "qudratics"), "did you mean quadratics"),
         (("reproduce", "--scale", "huge"), "smoke, quick, paper"),
         (("reproduce", "--backend", "slurm"), "local, dask, ray"),
-        (("reproduce", "--seeds", "0"), "greater than or equal to 1"),
+        (("reproduce", "--seeds", "0"), "--seeds"),  # the rest of the sentence is typer's, and changes
         (("sensitivity", "chess"), "penalties"),
         (("sensitivity", "--method", "magic"), "bisls"),
         (("bench", "magic"), "regret"),

@@ -352,4 +352,12 @@ def bench(
 
 def main() -> None:
     """Run the command."""
-    app()
+    try:
+        app()
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("bisls"):
+            # typer and rich came with something else, the rest of the extra did not
+            sys.exit(f"this command needs {error.name.split('.')[0]}: pip install 'bisls[cli]'")
+        if "pip install" in str(error):  # the library says what is missing and how to get it
+            sys.exit(str(error))
+        raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+import matplotlib as mpl  # here, so that a run does not end where it is missing
 import numpy as np
 import torch
 from rich.console import Console
@@ -99,8 +100,6 @@ def _run(name: str, make: Callable[[Task], Solver], steps: int, seed: int, advan
 
 
 def _plot(runs: list[Run], best: Run, out: Path) -> Path:
-    import matplotlib as mpl
-
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
