@@ -183,13 +183,38 @@ class LineOptimizer(torch.optim.Optimizer):
             raise ValueError(f"`{name}(params=...)`: tensors are spread over {', '.join(devices)}; use one device")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a saved state. Averages of half-precision parameters keep the precision they were saved in."""
+        """Load a saved state. Averages of half-precision parameters keep the precision they were saved in.
+
+        Raises:
+            ValueError: The state is of another optimiser or another model; nothing was loaded.
+        """
+        self._refuse_foreign(state_dict)
         super().load_state_dict(state_dict)
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         for index, p in zip(saved, self._all(), strict=True):
             for key, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != p.dtype:
                     self.state[p][key] = value.to(p.device, copy=True)
+
+    def _refuse_foreign(self, state_dict: Any) -> None:
+        call = f"`{type(self).__name__}.load_state_dict(...)`"
+        if not isinstance(state_dict, dict):
+            raise ValueError(f"{call}: must be what state_dict() gave, got {type(state_dict).__name__}")
+        missing = [name for name in ("state", "param_groups") if name not in state_dict]
+        if missing:
+            raise ValueError(f"{call}: the state lacks {', '.join(missing)}; pass what state_dict() gave")
+        wanted = (self.defaults.keys() | self._counters.keys()) - {"foreach"}
+        groups = state_dict["param_groups"]
+        lacks = sorted({name for group in groups for name in wanted - group.keys()})
+        if lacks:
+            raise ValueError(f"{call}: the state is of another optimiser, its groups lack {', '.join(lacks)}")
+        for index, p in zip(chain.from_iterable(group["params"] for group in groups), self._all(), strict=False):
+            for name, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor) and value.dim() and value.shape != p.shape:
+                    raise ValueError(
+                        f"{call}: the state is of another model: {name} of parameter {index} has shape {tuple(value.shape)}, its "
+                        f"parameter {tuple(p.shape)}"
+                    )
 
     # --- what optimisers say about themselves
 
