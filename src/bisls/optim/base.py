@@ -24,6 +24,7 @@ from bisls.still import Moment, probe, still
 logger = logging.getLogger("bisls")
 
 MOST_POWER = 20  # of the weights of an average; (k + 1)^20 can be summed for as long as anybody trains
+SAFE = 10.0  # a change that leads out of no precision's range: half of the last place of the largest half is 16
 Params = Any  # what torch.optim takes: tensors, named tensors, or dicts of groups
 
 
@@ -314,6 +315,9 @@ class LineOptimizer(torch.optim.Optimizer):
             points: Where it starts from, if not from the parameters themselves.
         """
         starts = found.params if points is None else points
+        longest = size * max((r * n for r, n in zip(found.ratios, found.norms, strict=True)), default=0.0)
+        if longest <= SAFE and all(start.dtype == p.dtype for start, p in zip(starts, found.params, strict=True)):
+            return False
         for p, start, grad, ratio, norm in zip(
             found.params, starts, found.grads, found.ratios, found.norms, strict=True
         ):
@@ -326,7 +330,9 @@ class LineOptimizer(torch.optim.Optimizer):
         return False
 
     def _add(self, params: list[Tensor], tensors: list[Tensor], factors: list[float]) -> None:
-        if any(abs(factor) > torch.finfo(p.dtype).max for p, factor in zip(params, factors, strict=True)):
+        if max(map(abs, factors), default=0.0) > SAFE and any(
+            abs(factor) > torch.finfo(p.dtype).max for p, factor in zip(params, factors, strict=True)
+        ):
             # a factor that the precision cannot hold, times a gradient so small that the product can be
             for p, tensor, factor in zip(params, tensors, factors, strict=True):
                 p.copy_(p.double().add_(tensor.double(), alpha=factor))
