@@ -43,7 +43,11 @@ class Box:
         for name in ("low", "high"):
             side = getattr(self, name)
             holds = isinstance(side, int | float | list | tuple) and not isinstance(side, bool)
-            require(self, name, holds, "must be a number, or a list of tensors shaped like the parameters")
+            rule = "must be a number, or a list of tensors shaped like the parameters"
+            require(self, name, holds, rule)
+            for tensor in side if isinstance(side, list | tuple) else ():
+                real = isinstance(tensor, Tensor) and tensor.is_floating_point()
+                require(self, name, real and not bool(tensor.isnan().any()), f"{rule}, none of it NaN")
         if isinstance(self.low, int | float) and isinstance(self.high, int | float):
             require(self, "low", self.low < self.high, f"must be below high ({self.high!r})")
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bisls._check import require_argument, whole
 from bisls.directions.base import State
 from bisls.directions.lbfgs import LBFGS
 from bisls.hypergrad.base import HypergradientMethod
@@ -126,8 +127,11 @@ def check_hypergradient(
         >>> bisls.check_hypergradient(problem, None, None, bisls.Implicit(bisls.Identity())).passed
         False
     """
-    if directions < 1:
-        raise ValueError(f"`check_hypergradient(directions={directions})`: directions must be at least 1")
+    for name, number in (("directions", directions), ("lower_iters", lower_iters)):
+        require_argument("check_hypergradient", name, number, whole(number, 1), "must be a whole number, at least 1")
+    usable = callable(getattr(method, "estimate", None)) and not isinstance(method, type)
+    rule = "must be a hypergradient such as Implicit(CG())"
+    require_argument("check_hypergradient", "method", method, usable, rule)
     oracle = Oracle(problem)
     precision = torch.finfo(torch.promote_types(problem.x.dtype, problem.y.dtype)).eps
     tolerance = tolerance if tolerance is not None else (1e-5 if precision < 1e-10 else 2e-2)

@@ -6,13 +6,14 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -23,11 +24,32 @@ from bisls._check import require, whole
 from bisls._version import __version__
 from bisls.feed import Feed, random_state, set_random_state
 from bisls.record import History, Record
-from bisls.vector import Vector
+from bisls.vector import Vector, finite
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
+# what a file of this format holds, and what it holds for each rank
+_CONTENT: dict[str, type] = {
+    "problem": dict,
+    "composition": str,
+    "world": int,
+    "k": int,
+    "start": int,
+    "x": Tensor,
+    "y": Tensor,
+    "records": str,
+    "evaluations": str,
+    "ranks": list,
+}
+_PART: dict[str, type] = {
+    "solver": dict,
+    "feeds": dict,
+    "random": dict,
+    "buffers": list,
+    "callbacks": dict,
+    "extra": dict,
+}
 
 
 class CheckpointError(ValueError):
@@ -58,7 +80,8 @@ class Checkpoint:
     The file holds x, y and buffers, the state of the solver, the place in the data, the random state of torch, numpy and
     Python, all records, and the state of callbacks that have one. It is written beside its final place and moved there when it
     is complete and on the disk, so a kill at any moment leaves the last whole file. It is read with ``weights_only=True``: a
-    checkpoint from elsewhere cannot run code. Under `torch.distributed` one file holds what belongs to each rank.
+    checkpoint from elsewhere cannot run code. Its checksums are compared first, so a file that was damaged on its way is
+    refused. Under `torch.distributed` one file holds what belongs to each rank.
 
     Args:
         path: The file. Its folder is made if need be.
@@ -79,7 +102,8 @@ class Checkpoint:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(self, "path", isinstance(self.path, str | os.PathLike) and str(self.path) != "", "must name a file")
+        named = isinstance(self.path, str | os.PathLike) and str(self.path) != "" and "\0" not in str(self.path)
+        require(self, "path", named, "must name a file")
         require(self, "every", whole(self.every, 1), "must be a whole number of iterations, at least 1")
         require(self, "seconds", self.seconds is None or self.seconds > 0, "must be greater than 0, or None")
         usable = isinstance(self.extra, Mapping) and all(
@@ -99,6 +123,8 @@ class Checkpoint:
         if path.is_dir():
             raise ValueError(f"`{call}(checkpoint={str(path)!r})`: this is a folder; name a file in it")
         exists = bool(everywhere(path.exists())[0])
+        if exists and not path.is_file():  # opening a pipe would wait for ever
+            raise ValueError(f"`{call}(checkpoint={str(path)!r})`: this is not a regular file; give another path")
         if exists and not resume:
             raise ValueError(
                 f"`{call}(checkpoint={str(path)!r}, resume=False)`: the file exists; pass resume=True to go on from it, or "
@@ -153,7 +179,7 @@ class Checkpoint:
         path = Path(self.path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "wb") as file, _checksums():
                 torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -203,15 +229,22 @@ class Checkpoint:
             raise CheckpointError(f"another rank: {texts[0]}")
 
     def _read(self, run: Run) -> dict[str, Any]:
-        path, problem = str(self.path), run.solver.problem
+        path, device = str(self.path), run.solver.problem.y.device
         try:
             file = open(self.path, "rb")  # noqa: SIM115 - what fails from here on is the content
         except OSError as failure:
-            raise CheckpointError(f"checkpoint {path!r}: cannot be opened ({failure})") from failure
+            raise CheckpointError(
+                f"checkpoint {path!r}: cannot be opened ({failure}); make it readable, or give another path"
+            ) from failure
         try:
             with file:
-                content = torch.load(file, weights_only=True, map_location=_to(problem.y.device))
+                _undamaged(file)
+                content = torch.load(file, weights_only=True, map_location=_to(device))
             found = content["format"]
+            if found == FORMAT:
+                _complete(content, _CONTENT, "it")
+                for part in content["ranks"]:
+                    _complete(part, _PART, "a rank")
         except Exception as failure:
             reason = str(failure).strip().split("\n")[0]
             raise CheckpointError(
@@ -223,13 +256,19 @@ class Checkpoint:
                 f"checkpoint {path!r}: its format is {found!r}, this version of bisls reads {FORMAT}; resume with the version "
                 f"that wrote it ({content.get('versions')}), or delete it to start from the beginning"
             )
+        self._check(content, run)
+        return content
+
+    def _check(self, content: Mapping[str, Any], run: Run) -> None:
+        """Whether a whole checkpoint is of this run."""
+        path, problem = str(self.path), run.solver.problem
         for name, now in _signature(run.solver).items():
             if content[name] != now:
                 raise CheckpointError(
                     f"checkpoint {path!r} is of another {_WHAT[name]}: it has {content[name]}, here it is {now}; make "
                     f"{'the solver' if name == 'composition' else 'the problem'} as it was made then, or give another path"
                 )
-        if content["world"] != world():
+        if content["world"] != world() or len(content["ranks"]) != world():
             raise CheckpointError(
                 f"checkpoint {path!r} was written by {content['world']} processes, here there are {world()}; each has its own "
                 "place in the data and its own random state, so start as many as then"
@@ -237,10 +276,25 @@ class Checkpoint:
         part = content["ranks"][rank()]
         if set(part["extra"]) != set(self.extra):
             raise CheckpointError(
-                f"checkpoint {path!r} has extra={sorted(part['extra'])}, `Checkpoint(extra=...)` has {sorted(self.extra)}; "
-                "pass the same names"
+                f"checkpoint {path!r} has extra={sorted(map(str, part['extra']))}, `Checkpoint(extra=...)` has "
+                f"{sorted(self.extra)}; pass the same names"
             )
-        return content
+        for name, vector, bounds in (("x", problem.x, problem.upper_bounds), ("y", problem.y, problem.lower_bounds)):
+            flat = content[name]
+            wrong = ""
+            if flat.shape != (vector.numel,) or flat.dtype != vector.dtype:
+                wrong = (
+                    f"is {flat.dtype} of shape {tuple(flat.shape)}, not the {vector.numel:,} numbers of its parameters"
+                )
+            elif not finite(flat):
+                wrong = "has numbers that are not finite"
+            elif bounds is not None and not torch.equal(bounds.project(flat, vector), flat):
+                wrong = "lies outside the bounds that it has here"
+            if wrong:
+                raise CheckpointError(
+                    f"checkpoint {path!r}: {name} {wrong}; make the problem as it was made then, put back a copy of the file, or "
+                    "delete it to start from the beginning"
+                )
 
     def _restore(self, content: Mapping[str, Any], run: Run) -> None:
         solver, part = run.solver, content["ranks"][rank()]
@@ -250,40 +304,86 @@ class Checkpoint:
         pairs += [
             (own, part["callbacks"][name]) for name, own in _with_state(run.callbacks) if name in part["callbacks"]
         ]
-        before = [(owner, deepcopy(owner.state_dict())) for owner, _ in pairs]
         at = (
             problem.x.read(),
             problem.y.read(),
             [buffer.detach().clone() for buffer in problem.buffers],
             random_state(),
         )
-        history = History(Record.from_dict(row) for row in json.loads(content["records"]))
+        # data last: an iterator whose batches were left out cannot be put back
+        owners = [*(owner for owner, _ in pairs), *run.feeds.values()]
+        before = [(owner, deepcopy(owner.state_dict())) for owner in owners]
         try:
-            for name, own in run.feeds.items():
-                own.load_state_dict(part["feeds"][name])
+            history = History(Record.from_dict(row) for row in json.loads(content["records"]))
+            evaluations = [{"k": int(row["k"]), **row} for row in json.loads(content["evaluations"])]
+            if len(history) != content["k"] - content["start"] or content["start"] < 0:
+                raise ValueError(f"it has {len(history)} records from k = {content['start']} to {content['k']}")
             for owner, state in pairs:
                 owner.load_state_dict(state)
             if solver.k != content["k"]:
                 raise ValueError(f"the solver is at k = {solver.k} after loading, the checkpoint at {content['k']}")
             _place(problem, content["x"], content["y"], part["buffers"])
+            for name, own in run.feeds.items():
+                own.load_state_dict(part["feeds"][name])
             set_random_state(part["random"])
         except BaseException as failure:
             for owner, state in before:
-                owner.load_state_dict(state)
+                try:
+                    owner.load_state_dict(state)
+                except Exception:  # the others are put back all the same
+                    logger.exception("%s could not be put back to what it was before", type(owner).__name__)
             _place(problem, *at[:3])
             set_random_state(at[3])
             if not isinstance(failure, Exception):
                 raise
-            raise CheckpointError(f"checkpoint {str(self.path)!r} cannot be resumed here: {failure}") from failure
+            known = isinstance(failure, ValueError | RuntimeError)
+            reason = (str(failure) if known else f"{type(failure).__name__}: {failure}").rstrip(".")
+            raise CheckpointError(
+                f"checkpoint {str(self.path)!r} cannot be resumed here: {reason}. Nothing was loaded; make solver, data and "
+                "callbacks as they were made then, or give another path"
+            ) from failure
         for name, _ in _with_state(run.callbacks):
             if name not in part["callbacks"]:
                 logger.info("the checkpoint has no state of the callback %s: it starts anew", name)
         run.start = content["start"]
         run.history.records[:] = history.records
-        run.history.evaluations[:] = json.loads(content["evaluations"])
+        run.history.evaluations[:] = evaluations
 
 
 _WHAT = {"problem": "problem", "composition": "method (composition of the solver)"}
+
+
+@contextmanager
+def _checksums() -> Iterator[None]:
+    """Within this context torch writes checksums, also where somebody has turned them off to save time."""
+    get, put = (getattr(torch.serialization, f"{name}_crc32_options", None) for name in ("get", "set"))
+    if get is None or put is None:  # torch before 2.6 always writes them
+        yield
+        return
+    before = get()
+    put(True)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def _undamaged(file: BinaryIO) -> None:
+    """Compare the checksums, which torch itself does not: a flipped bit would be loaded as another number.
+
+    It also keeps the older formats that `torch.load` knows away from it.
+    """
+    with zipfile.ZipFile(file) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"the checksum of its part {damaged!r} is wrong, the file was damaged")
+    file.seek(0)
+
+
+def _complete(content: Any, wanted: Mapping[str, type], what: str) -> None:
+    lacks = sorted(name for name, kind in wanted.items() if not isinstance(content.get(name), kind))
+    if lacks:
+        raise ValueError(f"{what} lacks {', '.join(lacks)}")
 
 
 def _signature(solver: Any) -> dict[str, Any]:

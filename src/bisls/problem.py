@@ -76,6 +76,7 @@ class Bilevel:
                 f"`Bilevel(lower_params=...)`: tensor {at} (shape {tuple(lower[at].shape)}) is also in upper_params; "
                 "each parameter belongs to one level. Leave it out of one of the two lists."
             )
+        _apart(upper, lower)
         devices = sorted({str(tensor.device) for tensor in (*upper, *lower)})
         if len(devices) > 1:
             raise ValueError(
@@ -108,6 +109,25 @@ class Bilevel:
 
         x, y = (f"{count(len(v.tensors), 'tensor')}, {count(v.numel, 'number')}" for v in (self.x, self.y))
         return f"Bilevel(upper_params: {x}; lower_params: {y})"
+
+
+def _apart(upper: tuple[Tensor, ...], lower: tuple[Tensor, ...]) -> None:
+    """Refuse two parameters that lie in the same memory: moving one would move the other."""
+    places: dict[int, list[tuple[int, int, str]]] = {}
+    for name, tensors in (("upper_params", upper), ("lower_params", lower)):
+        for i, tensor in enumerate(tensors):
+            if tensor.numel() == 0 or not tensor.is_contiguous():
+                continue
+            first = tensor.data_ptr()
+            last = first + tensor.numel() * tensor.element_size()
+            own = places.setdefault(tensor.untyped_storage().data_ptr(), [])
+            for begin, end, other in own:
+                if first < end and begin < last and first:
+                    raise ValueError(
+                        f"`Bilevel({name}=...)`: tensor {i} (shape {tuple(tensor.shape)}) shares its memory with {other}; copy "
+                        "one of them: tensor.detach().clone().requires_grad_()"
+                    )
+            own.append((first, last, f"tensor {i} of {name}"))
 
 
 def _settled(name: str, bounds: Bounds | None, vector: Vector) -> Bounds | None:
@@ -149,6 +169,8 @@ def _checked(name: str, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
             raise ValueError(f"{what} is sparse; pass a dense tensor (tensor.to_dense())")
         if not tensor.requires_grad:
             raise ValueError(f"{what} does not require grad; call requires_grad_() on it or leave it out")
+        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise ValueError(f"{what} was expanded, so its numbers share one place; copy it: tensor.clone()")
         if not tensor.is_leaf:
             raise ValueError(
                 f"{what} is the result of a computation, not a leaf; optimise the tensor it was computed from, "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bisls._check import require
-from bisls.directions.base import Heading, State
+from bisls.directions.base import Heading, State, squared
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class Adam:
         b1, b2 = self.betas
         t = int(state["t"]) + 1 if state else 1
         m = gradient * (1 - b1) if not state else state["m"] * b1 + gradient * (1 - b1)
-        g = gradient.square() * (1 - b2) if not state else state["g"] * b2 + gradient.square() * (1 - b2)
-        scale = (g / (1 - b2**t)).sqrt_().add_(self.eps)
+        square = squared(gradient) * (1 - b2)
+        g = square if not state else state["g"] * b2 + square
+        scale = (g / (1 - b2**t)).sqrt_().add_(self.eps).to(gradient.dtype)
         search = gradient / scale
         move = m / (1 - b1**t) / scale if b1 > 0 else search
         if self.search_momentum and b1 > 0:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 State = Mapping[str, Tensor]
@@ -38,3 +39,11 @@ class Direction(Protocol):
     def head(self, gradient: Tensor, point: Tensor, state: State) -> Heading:
         """The direction at a point with this gradient; ``state`` is that of the last heading, or empty."""
         ...
+
+
+def squared(gradient: Tensor) -> Tensor:
+    """The square of each number, in double precision where single precision cannot hold it."""
+    square = gradient.square()
+    if square.dtype is torch.float64 or bool(torch.isfinite(square.sum())):
+        return square
+    return gradient.double().square()

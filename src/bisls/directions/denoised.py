@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bisls._check import require
-from bisls.directions.base import Heading, State
+from bisls.directions.base import Heading, State, squared
 from bisls.vector import dot
 
 REACH = 0.7  # the bound that noise sets on a step, in units of distance / sqrt(N)
@@ -65,10 +65,10 @@ class Denoised:
         scale: Tensor | None = None
         if self.b2 is not None:
             t = int(state["t"]) + 1 if state else 1
-            square = gradient.square() * (1 - self.b2)
+            square = squared(gradient) * (1 - self.b2)
             kept["g"] = state["g"] * self.b2 + square if state else square
             kept["t"] = torch.tensor(t)
-            scale = (kept["g"] / (1 - self.b2**t)).sqrt_().add_(self.eps)
+            scale = (kept["g"] / (1 - self.b2**t)).sqrt_().add_(self.eps).to(gradient.dtype)
         d = m / weight if scale is None else m / weight / scale
         size = dot(gradient, gradient if scale is None else gradient / scale)
         away = point - start

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bisls.optim.base import Evaluation, LineOptimizer, Params
+from bisls.record import Status
 from bisls.steps.base import Step, StepRule
 from bisls.steps.curvature import Curvature
 
@@ -17,6 +18,7 @@ from bisls.steps.curvature import Curvature
 NEAR, LEAST, MOST = 0.06, 0.1, 0.2  # the share of z where gradients are taken: NEAR / (step m), between the other two
 OUTLIER = 10.0  # a squared gradient norm counts for at most so many times the mean of those before
 REACH = 3.0  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
+LARGEST = 1e140  # larger steps weigh no more in the average: the sum of the weights must be a number
 WARM, LONGEST = 0.1, 5.0  # the step that curvature allows grows as WARM sqrt(k + 1) / m, up to LONGEST / m
 
 
@@ -95,10 +97,12 @@ class Auto(LineOptimizer):
         iterates, averages = [s["z"] for s in states], [s["average"] for s in states]
         grads = [g.to(self.state[p]["z"].dtype) for p, g in zip(found.params, found.grads, strict=True)]
         taken = size * sqrt(usual / square)
+        if self._overflows(found, taken, [self.state[p]["z"] for p in found.params]):
+            return replace(step, size=0.0, status=Status.NON_FINITE)
         factors = [-taken * ratio * self._sign() for ratio in found.ratios]
         self._add([self.state[p]["z"] for p in found.params], grads, factors)
         away = self._distance(averages, [s["start"] for s in states], [ratios[p] for p in params])
-        self._lerp(averages, iterates, self._shares(params, k * size**2))
+        self._lerp(averages, iterates, self._shares(params, k * min(size, LARGEST) ** 2))
         self._set(squares=squares, distance=max(distance, away), interpolation=1.0 - share)
         for p, y in zip(params, self._points(params), strict=True):
             p.copy_(y)

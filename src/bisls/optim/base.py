@@ -23,6 +23,8 @@ from bisls.still import Moment, probe, still
 
 logger = logging.getLogger("bisls")
 
+MOST_POWER = 20  # of the weights of an average; (k + 1)^20 can be summed for as long as anybody trains
+SAFE = 10.0  # a change that leads out of no precision's range: half of the last place of the largest half is 16
 Params = Any  # what torch.optim takes: tensors, named tensors, or dicts of groups
 
 
@@ -36,6 +38,7 @@ class Evaluation:
     params: list[Tensor]  # those that have a gradient
     grads: list[Tensor]
     ratios: list[float]  # of each parameter's step to the common one
+    norms: list[float]  # of the gradients
     slope: float  # along the ratio-weighted gradient; negative or zero
     closure: Closure | None = None
     does_backward: bool = False
@@ -67,8 +70,9 @@ class LineOptimizer(torch.optim.Optimizer):
         averaging = defaults["averaging"]
         if isinstance(averaging, bool):
             averaging = 0.0 if averaging else None
-        fits = averaging is None or 0 <= averaging < inf
-        require_argument(name, "averaging", averaging, fits, "must be True, False, or a power of at least 0")
+        fits = averaging is None or 0 <= averaging <= MOST_POWER
+        rule = f"must be True, False, or a power from 0 to {MOST_POWER}"
+        require_argument(name, "averaging", averaging, fits, rule)
         defaults = {**defaults, "averaging": averaging}
         if isinstance(params, Tensor):
             raise TypeError(f"`{name}(params=...)` must be an iterable of tensors or dicts; put the tensor into a list")
@@ -183,13 +187,38 @@ class LineOptimizer(torch.optim.Optimizer):
             raise ValueError(f"`{name}(params=...)`: tensors are spread over {', '.join(devices)}; use one device")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a saved state. Averages of half-precision parameters keep the precision they were saved in."""
+        """Load a saved state. Averages of half-precision parameters keep the precision they were saved in.
+
+        Raises:
+            ValueError: The state is of another optimiser or another model; nothing was loaded.
+        """
+        self._refuse_foreign(state_dict)
         super().load_state_dict(state_dict)
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         for index, p in zip(saved, self._all(), strict=True):
             for key, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != p.dtype:
                     self.state[p][key] = value.to(p.device, copy=True)
+
+    def _refuse_foreign(self, state_dict: Any) -> None:
+        call = f"`{type(self).__name__}.load_state_dict(...)`"
+        if not isinstance(state_dict, dict):
+            raise ValueError(f"{call}: must be what state_dict() gave, got {type(state_dict).__name__}")
+        missing = [name for name in ("state", "param_groups") if name not in state_dict]
+        if missing:
+            raise ValueError(f"{call}: the state lacks {', '.join(missing)}; pass what state_dict() gave")
+        wanted = (self.defaults.keys() | self._counters.keys()) - {"foreach"}
+        groups = state_dict["param_groups"]
+        lacks = sorted({name for group in groups for name in wanted - group.keys()})
+        if lacks:
+            raise ValueError(f"{call}: the state is of another optimiser, its groups lack {', '.join(lacks)}")
+        for index, p in zip(chain.from_iterable(group["params"] for group in groups), self._all(), strict=False):
+            for name, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor) and value.dim() and value.shape != p.shape:
+                    raise ValueError(
+                        f"{call}: the state is of another model: {name} of parameter {index} has shape {tuple(value.shape)}, its "
+                        f"parameter {tuple(p.shape)}"
+                    )
 
     # --- what optimisers say about themselves
 
@@ -233,7 +262,10 @@ class LineOptimizer(torch.optim.Optimizer):
         value = sizes.pop() if isinstance(loss, Tensor) else float(loss)
         eps = torch.finfo(loss.dtype).eps if isinstance(loss, Tensor) and loss.is_floating_point() else 2.0**-52
         slope = -sum(r * n * n for r, n in zip(ratios, sizes, strict=True))
-        return Evaluation(loss, self._sign() * value, eps, used, grads_, ratios, slope)
+        if not 1e-30 < -slope < inf:  # squares that single precision cannot hold
+            sizes = [torch.linalg.vector_norm(g, dtype=torch.float64).item() for g in grads_]
+            slope = -sum(r * n * n for r, n in zip(ratios, sizes, strict=True))
+        return Evaluation(loss, self._sign() * value, eps, used, grads_, ratios, sizes, slope)
 
     def _norms(self, grads: list[Tensor]) -> list[Tensor]:
         if not grads:
@@ -263,6 +295,8 @@ class LineOptimizer(torch.optim.Optimizer):
 
     def _take(self, found: Evaluation, judged: Evaluation, step: Step) -> Step:
         """Move the parameters by the step; the step that was really taken comes back."""
+        if self._overflows(found, step.size):
+            return replace(step, size=0.0, status=Status.NON_FINITE)
         self._move(found, step.size)
         self._average(step)
         return step
@@ -272,8 +306,37 @@ class LineOptimizer(torch.optim.Optimizer):
         self._add(found.params, found.grads, [-size * r * self._sign() for r in found.ratios])
         torch.clear_autocast_cache()  # where the step is taken inside autocast, its casts of the weights are now old
 
+    def _overflows(self, found: Evaluation, size: float, points: Sequence[Tensor] | None = None) -> bool:
+        """Whether a step leads out of the range of a parameter's precision; looked at only where it is that long.
+
+        Args:
+            found: The gradients.
+            size: The step.
+            points: Where it starts from, if not from the parameters themselves.
+        """
+        starts = found.params if points is None else points
+        longest = size * max((r * n for r, n in zip(found.ratios, found.norms, strict=True)), default=0.0)
+        if longest <= SAFE and all(start.dtype == p.dtype for start, p in zip(starts, found.params, strict=True)):
+            return False
+        for p, start, grad, ratio, norm in zip(
+            found.params, starts, found.grads, found.ratios, found.norms, strict=True
+        ):
+            info = torch.finfo(p.dtype)
+            # less than half a unit in the last place of the largest number rounds back to it
+            if size * ratio * norm > 0.25 * info.eps * info.max or start.dtype != p.dtype:
+                moved = start.double() - size * ratio * self._sign() * grad.double()
+                if not bool(torch.isfinite(moved.to(p.dtype)).all()):
+                    return True
+        return False
+
     def _add(self, params: list[Tensor], tensors: list[Tensor], factors: list[float]) -> None:
-        if self.param_groups[0]["foreach"] is False:
+        if max(map(abs, factors), default=0.0) > SAFE and any(
+            abs(factor) > torch.finfo(p.dtype).max for p, factor in zip(params, factors, strict=True)
+        ):
+            # a factor that the precision cannot hold, times a gradient so small that the product can be
+            for p, tensor, factor in zip(params, tensors, factors, strict=True):
+                p.copy_(p.double().add_(tensor.double(), alpha=factor))
+        elif self.param_groups[0]["foreach"] is False:
             for p, tensor, factor in zip(params, tensors, factors, strict=True):
                 p.add_(tensor, alpha=factor)
         elif len(set(factors)) == 1:
@@ -288,6 +351,8 @@ class LineOptimizer(torch.optim.Optimizer):
 
         def at(t: float) -> float:
             assert judged.closure is not None
+            if self._overflows(judged, t, saved or None):
+                return inf
             if not saved:
                 saved.extend(p.detach().clone() for p in judged.params)
             torch._foreach_copy_(judged.params, saved)
@@ -352,7 +417,7 @@ class LineOptimizer(torch.optim.Optimizer):
         self._set(last_checks=step.checks, last_status=int(step.status))
         ceiling = self._ceiling()
         for group in self.param_groups:
-            group["last_step_size"] = step.size * float(group["lr"]) / ceiling if ceiling > 0 else 0.0
+            group["last_step_size"] = step.size * (float(group["lr"]) / ceiling) if ceiling > 0 else 0.0
         if step.status is not before and step.status in (Status.NON_FINITE, Status.BELOW_BOUND):
             logger.warning("%s, step %d: %s", type(self).__name__, step.memory.k, step.status.advice)
 

@@ -266,7 +266,7 @@ class Armijo:
         return min(gap / -line.slope, 1e300) if -line.slope > 1e-300 else 1e300
 
     def _hopeless(self, line: Line) -> float:
-        if self.f_min is None or line.value <= self.f_min or -line.slope < 1e-300:
+        if self.f_min is None or line.value <= self.f_min or self.sufficient * -line.slope < 1e-300:
             return inf
         return (line.value + self.slack - self.f_min) / (self.sufficient * -line.slope)
 

@@ -44,7 +44,7 @@ class Constant:
 
 def scheduled(size: float, line: Line, memory: Memory) -> Step:
     """A step that was settled beforehand, unless the line is not finite or does not reach that far."""
-    if not (isfinite(line.value) and isfinite(line.slope)):
-        return Step(0.0, memory.later(), status=Status.NON_FINITE)
     size = min(size, line.max_step)
+    if not (isfinite(line.value) and isfinite(line.slope) and isfinite(size)):
+        return Step(0.0, memory.later(), status=Status.NON_FINITE)
     return Step(size, memory.later(size))

@@ -33,7 +33,10 @@ class Decay:
 
     def bound(self, k: int) -> float:
         """The step at k = 0, 1, ..."""
-        return self.step / (k + 1) ** self.power
+        try:
+            return self.step / (k + 1) ** self.power
+        except OverflowError:  # smaller than any number there is
+            return 0.0
 
     def choose(self, line: Line, memory: Memory) -> Step:
         """The step at the memory's k; none where the loss or its slope is not finite."""

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from bisls._check import require_argument
 
+MOST_CLASSES = 100_000  # a model has a row of weights for each: labels beyond this are names, not numbers of classes
+
 
 def real(call: str, name: str, array: Any, dtype: torch.dtype, dims: tuple[int, ...], form: str) -> Tensor:
     """A finite real tensor with one of the numbers of dimensions given; `form` says which shape was expected."""
@@ -44,6 +46,11 @@ def classes(call: str, labels: Any, rows: int, name: str = "labels") -> Tensor:
             f"`{call}({name}=...)` must be classes 0, 1, 2, ... of at least two kinds, "
             f"got values from {int(tensor.min())} to {int(tensor.max())}"
         )
+    if tensor.max() >= MOST_CLASSES:
+        raise ValueError(
+            f"`{call}({name}=...)` must be classes 0, 1, 2, ..., got {int(tensor.max())}; number the classes without gaps: "
+            "numpy.unique(labels, return_inverse=True)[1]"
+        )
     return tensor
 
 
@@ -57,8 +64,14 @@ def floating(call: str, dtype: torch.dtype) -> None:
 def tensor_of(call: str, name: str, array: Any) -> Tensor:
     """A tensor that shares nothing with autograd, from an array, a list or a tensor."""
     if isinstance(array, Tensor):
+        if array.is_complex() or array.layout is not torch.strided:
+            kind = f"dtype {array.dtype}" if array.is_complex() else f"a tensor of layout {array.layout}"
+            raise ValueError(f"`{call}({name}=...)` must be an array of real numbers, got {kind}")
         return array.detach()
-    numbers = np.asarray(array)
-    if numbers.dtype.kind not in "biuf":
-        raise ValueError(f"`{call}({name}=...)` must be an array of real numbers, got dtype {numbers.dtype}")
-    return torch.from_numpy(np.array(numbers))  # a copy: the caller's array may be read-only, or change later
+    try:
+        numbers = np.array(array)  # a copy: the caller's array may be read-only, or change later
+        if numbers.dtype.kind in "biuf":
+            return torch.from_numpy(numbers)
+    except (ValueError, TypeError) as error:  # rows of different lengths; a precision that torch does not have
+        raise ValueError(f"`{call}({name}=...)` must be an array of real numbers: {error}") from error
+    raise ValueError(f"`{call}({name}=...)` must be an array of real numbers, got dtype {numbers.dtype}")
