@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs reproduce bench regret scaling rates release oldest clean
+.PHONY: demo test lint docs reproduce bench regret small scaling rates release oldest clean
 
 demo: .venv/.cli  ## solve a bi-level problem with no learning rates beside a grid of Adam; table and plot into out/
 	$(BIN)/bisls demo --out out
@@ -27,6 +27,9 @@ bench: .venv/.bench  ## the step-size optimisers beside their peers, table into 
 
 regret: .venv/.cli  ## the untuned default over the best of a tuned grid, for every task (about an hour and a half)
 	$(BIN)/python benchmarks/regret.py --out out
+
+small: .venv/.cli  ## an iteration on a small problem beside plain torch, in turn
+	$(BIN)/python benchmarks/small.py --out out
 
 scaling: .venv/.cli  ## overhead beside Adam, cost and memory against the number of parameters
 	$(BIN)/python benchmarks/scaling.py --out out

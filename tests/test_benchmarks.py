@@ -81,3 +81,13 @@ def test_scaling_runs_one_and_two_processes_to_the_same_end(scaling):
     assert found["ranks_equal"]  # to the last bit
     assert 0 < found["apart"] < 1e-6  # other sums, so not to the last bit; relative to the way from the start
     assert found["ratio"] == pytest.approx(found["ratios"][0])
+
+
+def test_small_compares_iterations_in_turn(tmp_path):
+    results = run("small", tmp_path, "--iterations", "3")["results"]
+    plain, *ours = results
+    assert results[plain]["ratio"] == 1.0
+    assert len(ours) == 6
+    same, *_ = ours  # on a tape or not, the same numbers; the others factorise a Hessian on the tape alone
+    assert results[same]["F"] == results[f"{same}, tape off"]["F"]
+    assert results[same]["F"] == pytest.approx(results[plain]["F"], rel=1e-3)

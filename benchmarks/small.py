@@ -1,0 +1,129 @@
+"""An iteration on 30 penalties beside AID-CG written in plain torch: what is left when the arithmetic is next to nothing.
+
+Plain torch is what most libraries come down to: T = 20 lower steps, ten conjugate gradients by autograd, Adam above. All take
+turns, one iteration each, in one process with one thread, so that the ratios depend little on what else the machine does.
+`tape off` shows what playing the losses from a tape is worth.
+
+    python benchmarks/small.py                 about a minute
+    python benchmarks/small.py --iterations 5  a look at whether it runs
+
+Results: out/small.json, out/small.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+
+import bisls
+from bisls import tasks
+
+CG10 = bisls.Implicit(bisls.CG(iters=10, tol=0.0))
+METHODS: dict[str, Callable[[bisls.Bilevel], bisls.Solver]] = {
+    "Alternating, T = 20, CG 10, the same rates": lambda p: bisls.Alternating(
+        p, lower_iters=20, lower_step=bisls.Constant(0.2), upper_step=bisls.Constant(0.1), hypergrad=CG10
+    ),
+    "BiSLS, T = 20, CG 10": lambda p: bisls.BiSLS(p, lower_iters=20, hypergrad=CG10),
+    "BiSLS, nothing set": bisls.BiSLS,
+}
+
+
+def plain_torch(task: tasks.Task) -> Callable[[], None]:
+    """One iteration of approximate implicit differentiation, as one would write it."""
+    upper_loss, lower_loss = task.problem.upper_loss, task.problem.lower_loss
+    (x,), (y,) = task.problem.x.tensors, task.problem.y.tensors
+    adam = torch.optim.Adam([x], 0.1)
+
+    def iterate() -> None:
+        for _ in range(20):
+            (gradient,) = torch.autograd.grad(lower_loss(task.lower_data), y)
+            with torch.no_grad():
+                y.sub_(gradient, alpha=0.2)
+        (b,) = torch.autograd.grad(upper_loss(task.upper_data), y)
+        (gradient,) = torch.autograd.grad(lower_loss(task.lower_data), y, create_graph=True)
+        z, r, p = torch.zeros_like(b), b.clone(), b.clone()
+        rr = r @ r
+        for _ in range(10):
+            (hp,) = torch.autograd.grad(gradient, y, p, retain_graph=True)
+            a = rr / (p @ hp)
+            z, r = z + a * p, r - a * hp
+            rr, before = r @ r, rr
+            p = r + rr / before * p
+        (mixed,) = torch.autograd.grad(gradient, x, z)
+        x.grad = -mixed
+        adam.step()
+
+    return iterate
+
+
+def contestants() -> dict[str, tuple[tasks.Task, Callable[[], object]]]:
+    task = tasks.logistic_penalties()
+    found: dict[str, tuple[tasks.Task, Callable[[], object]]] = {"AID-CG in plain torch": (task, plain_torch(task))}
+    for tape in (True, False):
+        for name, make in METHODS.items():
+            task = tasks.logistic_penalties()
+            task.problem.tape = tape
+            solver = make(task.problem)
+            label = name if tape else f"{name}, tape off"
+            found[label] = (task, lambda s=solver, t=task: s.step(t.upper_data, t.lower_data))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--iterations", type=int, default=200, help="iterations of each (default: 200)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="where the table goes (default: out)")
+    arguments = parser.parse_args()
+    if arguments.iterations < 1:
+        parser.error(f"--iterations must be at least 1, got {arguments.iterations}")
+    torch.set_num_threads(1)
+    running = contestants()
+    seconds: dict[str, list[float]] = {name: [] for name in running}
+    for _ in track(range(arguments.iterations), "taking turns"):
+        for name, (_task, iterate) in running.items():
+            start = time.process_time()
+            iterate()
+            seconds[name].append(time.process_time() - start)
+    (plain, *_) = seconds.values()
+    results = {
+        name: {
+            "ratio": sum(plain) / sum(spent),
+            "quartiles": np.percentile(np.divide(plain, spent), [25, 75]).tolist(),
+            "milliseconds": 1e3 * mean(spent),
+            "F": running[name][0].exact(),
+        }
+        for name, spent in seconds.items()
+    }
+    call = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(call, capture_output=True, text=True, check=False, cwd=Path(__file__).parent).stdout.strip()
+    facts = {"commit": commit, "torch": torch.__version__, "python": platform.python_version(), "threads": 1}
+    facts |= {"machine": platform.machine(), "iterations": arguments.iterations}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "small.json").write_text(json.dumps({"facts": facts, "results": results}, indent=1))
+    lines = [
+        f"| an iteration | times as fast as plain torch (quartiles) | ms here | exact F after {arguments.iterations} |"
+    ]
+    lines += ["|---|---|---|---|"]
+    for name, row in results.items():
+        low, high = row["quartiles"]
+        lines.append(
+            f"| {name} | {row['ratio']:.2f} ({low:.2f} to {high:.2f}) | {row['milliseconds']:.2f} | {row['F']:.4f} |"
+        )
+    text = "\n".join(lines)
+    (arguments.out / "small.md").write_text(text + "\n")
+    Console().print(text, markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
