@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs reproduce bench regret scaling rates clean
+.PHONY: demo test lint docs reproduce bench regret scaling field rates clean
 
 demo: .venv/.cli  ## solve a bi-level problem with no learning rates beside a grid of Adam; table and plot into out/
 	$(BIN)/bisls demo --out out
@@ -30,6 +30,9 @@ regret: .venv/.cli  ## the untuned default over the best of a tuned grid, for ev
 
 scaling: .venv/.cli  ## overhead beside Adam, cost and memory against the number of parameters
 	$(BIN)/python benchmarks/scaling.py --out out
+
+field: .venv/.cli  ## other libraries on the same problems, each in an environment of its own (7 GB, hours; goes on where it stopped)
+	$(BIN)/python benchmarks/field.py --out out
 
 rates: .venv/.cli  ## measured rates against the theorems
 	$(BIN)/bisls reproduce rates --scale paper

@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--variants", nargs="*", metavar="NAME", help="only these of each library, such as BiSLS or CG")
     parser.add_argument("--quick", action="store_true", help="10 iterations, one repeat, no grids")
-    parser.add_argument("--iterations", type=int, help="upper iterations (default: 200, hyper-representation 120)")
+    parser.add_argument("--iterations", type=int, help="upper iterations (default: 200)")
     parser.add_argument("--repeats", type=int, default=3, help="of the runs whose time is reported (default: 3)")
     parser.add_argument("--threads", type=int, default=1, help="threads of each worker (default: 1)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where rows and tables go (default: out)")
@@ -230,7 +230,7 @@ def main() -> None:
         rows = Rows(arguments.out / "field.jsonl").rows
         arguments.page.write_text(page.render(rows, arguments.page.parent / "plots", "plots/"), encoding="utf-8")
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: through the blocks that end the child
+    usual = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: through the blocks that end the child
     contest = Contest(arguments, console)
     try:
         with contest.progress:
@@ -251,6 +251,7 @@ def main() -> None:
         console.print("stopped; all finished runs are kept, and the same command goes on from here")
         raise SystemExit(130) from None
     finally:
+        signal.signal(signal.SIGTERM, usual)
         text = page.render(contest.rows.rows, arguments.out, "")
         (arguments.out / "field.md").write_text(text, encoding="utf-8")
     console.print(f"tables in {arguments.out / 'field.md'}")

@@ -99,7 +99,8 @@ def representation(kind: str) -> Callable[[SimpleNamespace, Keep], None]:
             def get_batch(self) -> Batch:
                 return next(problem.lower_batches)
 
-        upper = Upper("upper", Config(), module=body, optimizer=torch.optim.Adam(body.parameters(), lr=job.alpha))
+        above = Config(retain_graph=True)  # the upper loss depends on x itself and through the last layer
+        upper = Upper("upper", above, module=body, optimizer=torch.optim.Adam(body.parameters(), lr=job.alpha))
         lower = Lower(
             "lower", _config(kind, job), module=head, optimizer=torch.optim.SGD(head.parameters(), lr=job.beta)
         )

@@ -42,7 +42,7 @@ def implicit(job: SimpleNamespace, keep: Keep) -> None:
 
     x = torch.zeros(problem.size, requires_grad=True)
     optimizer = torch.optim.Adam([x], lr=job.alpha)
-    inner, warm = Inner(x), torch.zeros(problem.size)
+    warm = torch.zeros(problem.size)
     keep(x.detach().numpy())
     while True:
         inner = Inner(x)
@@ -83,7 +83,7 @@ def representation_implicit(job: SimpleNamespace, keep: Keep) -> None:
     ):
         def __init__(self, body: nn.Module, start: list[Tensor]):
             super().__init__()
-            self.body = body
+            self.body = body  # given from outside: its parameters are meta-parameters
             self.weight, self.bias = (nn.Parameter(tensor.clone()) for tensor in start)
 
         def outputs(self, features: Tensor) -> Tensor:
@@ -109,39 +109,19 @@ def representation_implicit(job: SimpleNamespace, keep: Keep) -> None:
             return self
 
     x, y = list(body.parameters()), list(problem.head.parameters())
-    meta = _as_meta(body)
     optimizer = torch.optim.Adam(x, lr=job.alpha)
     keep(*problem.point())
     while True:
-        inner = Inner(meta, [tensor.detach() for tensor in y])
+        inner = Inner(body, [tensor.detach() for tensor in y])
         inner.solve([next(problem.lower_batches) for _ in range(job.lower_iters)])
         images, labels = next(problem.upper_batches)
         optimizer.zero_grad()
-        loss(inner.outputs(meta(images)), labels).backward(inputs=x)
+        loss(inner.outputs(body(images)), labels).backward(inputs=x)
         optimizer.step()
         with torch.no_grad():
             y[0].copy_(inner.weight)
             y[1].copy_(inner.bias)
         keep(*problem.point())
-
-
-def _as_meta(body: nn.Module) -> nn.Module:
-    """The body with its parameters as meta-parameters, as the implicit module wants them."""
-
-    class Body(torchopt.nn.MetaGradientModule):
-        def __init__(self) -> None:
-            super().__init__()
-            for number, tensor in enumerate(body.parameters()):
-                self.register_meta_parameter(f"p{number}", tensor)
-
-        def forward(self, images: Tensor) -> Tensor:
-            w = [getattr(self, f"p{number}") for number in range(8)]
-            conv, pool, relu = nn.functional.conv2d, nn.functional.max_pool2d, torch.relu
-            out = pool(relu(conv(images, w[0], w[1])), 2)
-            out = pool(relu(conv(out, w[2], w[3])), 2)
-            return relu(nn.functional.linear(relu(conv(out, w[4], w[5])).flatten(1), w[6], w[7]))
-
-    return Body()
 
 
 def representation_unrolled(job: SimpleNamespace, keep: Keep) -> None:

@@ -34,7 +34,8 @@ class Keep:
         now = time.time() - self.job.launched, time.process_time()
         done = len(self.times)
         self.times.append(now)
-        last = done >= self.job.iterations or now[0] > self.job.cap
+        # the cap is CPU time, so that a busy machine does not cut runs short; wall time only where it is far off
+        last = done >= self.job.iterations or now[1] > self.job.cap or now[0] > 5 * self.job.cap
         if last or done % self.job.every == 0:
             point = np.concatenate([np.array(tensor, dtype=np.float32).ravel() for tensor in tensors])
             self.kept.append(done)

@@ -69,7 +69,7 @@ BOTH = tuple(product(UPPER, LOWER))
 ABOVE = tuple((alpha, 0.2) for alpha in UPPER)
 CEILED = tuple(product(UPPER, CEILINGS))
 # hyper-representation: rates that a LeNet can bear
-LENET = tuple(product((1e-4, 1e-3, 1e-2), (0.01, 0.03, 0.1)))
+LENET = tuple(product((3e-4, 1e-3, 3e-3), (0.003, 0.01, 0.03)))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def tuned(name: str) -> Variant:
 
 
 def lenet(name: str) -> Variant:
-    return Variant(f"representation {name}", base=(1e-3, 0.03), grid=LENET)
+    return Variant(f"representation {name}", base=(1e-3, 0.01), grid=LENET)
 
 
 PEERS = {
@@ -103,7 +103,7 @@ PEERS = {
         (Variant("representation BiSLS"), Variant("representation BiSLS.paper"), lenet("Alternating")),
         ours=True,
     ),
-    "torch": Peer("plain torch", "torch_aid.py", "torch", (tuned("CG"),), (lenet("CG"),)),
+    "torch": Peer("plain torch", "torch_aid.py", "torch", (tuned("CG"),)),
     "hypertorch": Peer("hypertorch", "hypertorch_.py", "hypertorch", (tuned("CG"),)),
     "torchopt": Peer(
         "TorchOpt", "torchopt_.py", "torchopt", (tuned("CG"), tuned("unrolled")), (lenet("CG"), lenet("unrolled"))

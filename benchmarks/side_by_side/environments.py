@@ -34,7 +34,8 @@ def made(name: str, environment: Environment, folder: Path) -> Path:
     if home.exists():
         shutil.rmtree(home)
     folder.mkdir(parents=True, exist_ok=True)
-    ended([sys.executable, "-m", "venv", str(home)], limit=300)
+    bare = [] if environment.installs else ["--without-pip"]
+    ended([sys.executable, "-m", "venv", *bare, str(home)], limit=300)
     for requirements in environment.installs:
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         ended([*pip, *requirements], limit=1800)
@@ -98,7 +99,7 @@ def reason(errors: str) -> str:
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     lines = [line for line in lines if not line.lower().startswith(("warning", "[notice", "note:", "hint:"))]
     told = [line for line in lines if line.startswith("ERROR:")] or lines
-    return told[-1].removeprefix("ERROR:").strip()[:300] if told else ""
+    return told[-1].removeprefix("ERROR:").partition(" (Caused by")[0].strip()[:300] if told else ""
 
 
 def digest(paths: list[Path], *more: object) -> str:

@@ -85,7 +85,7 @@ def run(job: Job, problem: Problem, arrays: Path, python: Path, goals: list[floa
         order.write_text(json.dumps(spec), encoding="utf-8")
         error = ""
         try:
-            ended([str(python), str(WORKERS / peer.worker), str(order)], job.cap + 60.0, environment)
+            ended([str(python), str(WORKERS / peer.worker), str(order)], 5 * job.cap + 120.0, environment)
         except Refused as refusal:
             error = str(refusal)
         wall = time.time() - spec["launched"]
