@@ -33,11 +33,11 @@ ENVIRONMENTS = {
     # not on PyPI: the package of this name there is another one
     "hypertorch": Environment(
         (
-            (*TORCH, NUMPY),
             (
                 "--no-deps",
                 "https://github.com/prolearner/hypertorch/archive/0771f5c32cf0f47791f17571cc1e78ec465723e0.zip",
             ),
+            (*TORCH, NUMPY),
         ),
         "hypergrad",
     ),

@@ -34,12 +34,16 @@ def made(name: str, environment: Environment, folder: Path) -> Path:
     if home.exists():
         shutil.rmtree(home)
     folder.mkdir(parents=True, exist_ok=True)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     bare = [] if environment.installs else ["--without-pip"]
-    ended([sys.executable, "-m", "venv", *bare, str(home)], limit=300)
-    for requirements in environment.installs:
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-        ended([*pip, *requirements], limit=1800)
-    ended([str(python), "-W", "ignore", "-c", f"import {environment.imports}"], limit=300)
+    try:
+        ended([sys.executable, "-m", "venv", *bare, str(home)], limit=300)
+        for requirements in environment.installs:
+            ended([*pip, *requirements], limit=1800)
+        ended([str(python), "-W", "ignore", "-c", f"import {environment.imports}"], limit=300)
+    except Refused:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
     stamp.write_text(recipe, encoding="utf-8")
     return python
 
