@@ -294,7 +294,7 @@ PROBLEMS: dict[str, Problem] = {
         "20,000 rows of w8a, 300 penalties sigmoid(x)",
         needs="w8a",
         cap=150.0,
-        race=None,
+        race_cap=100.0,
         tune=False,
         boxes=(10.0, 12.0),
         starts=1,
