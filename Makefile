@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs reproduce bench regret small scaling rates release oldest clean
+.PHONY: demo test lint docs reproduce bench regret small scaling field rates release oldest clean
 
 demo: .venv/.cli  ## solve a bi-level problem with no learning rates beside a grid of Adam; table and plot into out/
 	$(BIN)/bisls demo --out out
@@ -33,6 +33,9 @@ small: .venv/.cli  ## an iteration on a small problem beside plain torch, in tur
 
 scaling: .venv/.cli  ## overhead beside Adam, cost and memory against the number of parameters
 	$(BIN)/python benchmarks/scaling.py --out out
+
+field: .venv/.cli  ## other libraries on the same problems, each in an environment of its own (7 GB, hours; goes on where it stopped)
+	$(BIN)/python benchmarks/field.py --out out
 
 rates: .venv/.cli  ## measured rates against the theorems
 	$(BIN)/bisls reproduce rates --scale paper

@@ -1,0 +1,377 @@
+"""The page: tables in plain words and plots, from the rows alone. Nothing is run here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from side_by_side.contestants import PEERS, Variant
+from side_by_side.problems import PROBLEMS, Penalties, Problem, Representation
+
+Row = dict[str, Any]
+OURS = ("bisls", "BiSLS")
+
+
+def best(rows: Sequence[Row], kind: str) -> Row | None:
+    """The best run of a grid: the least F at the end, or the soonest at the goals; None where none ended well."""
+    fine = [row for row in rows if row["final"] is not None and row["nan"] is None and not row["error"]]
+    if kind == "penalties":
+        return min(fine, key=lambda row: row["final"], default=None)
+
+    def order(row: Row) -> tuple[float, ...]:
+        return (*(inf if a is None else a["iteration"] for a in reversed(row["arrivals"])), -row["final"])
+
+    return min(fine, key=order, default=None)
+
+
+class Results:
+    """The last row of every run of one problem, and what the tables ask of them."""
+
+    def __init__(self, rows: Sequence[Row], problem: Problem):
+        self.problem = problem
+        own = [row for row in rows if row.get("kind") == "run" and row["problem"] == problem.name]
+        identity = ("peer", "variant", "alpha", "beta", "iterations", "repeat")
+        last = {tuple(row[name] for name in identity): row for row in own}
+        self.rows = list(last.values())
+        lengths = [row["iterations"] for row in self.rows if row["iterations"] != problem.race]
+        self.length = problem.iterations if problem.iterations in lengths else max(lengths, default=0)
+        found = [row for row in rows if row.get("kind") == "reference" and row["problem"] == problem.name]
+        self.reference = found[-1] if found else None
+
+    def of(self, peer: str, variant: Variant, pair: tuple[float, float] | None = None, long: bool = False) -> list[Row]:
+        """Runs of a variant, at one pair of rates or at all."""
+        length = self.problem.race if long else self.length
+        return [
+            row for row in self.rows
+            if (row["peer"], row["variant"], row["iterations"]) == (peer, variant.name, length)
+            and (pair is None or (row["alpha"], row["beta"]) == pair)
+        ]  # fmt: skip
+
+    def entries(self) -> list[tuple[str, Variant]]:
+        """Peers and variants that were run, in the order of the table of contestants."""
+        all_of_them = [(name, v) for name, peer in PEERS.items() for v in peer.variants(self.problem.kind)]
+        return [(name, v) for name, v in all_of_them if self.of(name, v)]
+
+    def arrival(
+        self, peer: str, variant: Variant, pair: tuple[float, float], goal: int = -1
+    ) -> dict[str, float] | None:
+        """The median over repeats of when a goal was reached; from the longer run where the usual one did not."""
+        for long in (False, True):
+            rows = self.of(peer, variant, pair, long)
+            found = [row["arrivals"][goal] for row in rows if row["arrivals"] and row["arrivals"][goal]]
+            if found and len(found) == len(rows):
+                return {name: median(one[name] for one in found) for name in ("wall", "cpu", "iteration")}
+        return None
+
+    def ours(self, goal: int = -1) -> dict[str, float] | None:
+        """Our times to a goal, which the others' are divided by."""
+        name = OURS[1] if self.problem.kind == "penalties" else f"representation {OURS[1]}"
+        return self.arrival(OURS[0], Variant(name), Variant(name).base, goal)
+
+
+def render(rows: Sequence[Row], folder: Path, link: str) -> str:
+    """The whole page in Markdown; the plots go into `folder`, and the page refers to them by `link`."""
+    parts = [_head(rows)]
+    for problem in PROBLEMS.values():
+        results = Results(rows, problem)
+        if not results.rows:
+            continue
+        text = _penalties(results) if isinstance(problem, Penalties) else _representation(results)
+        picture = f"field-{problem.name}.png"
+        folder.mkdir(parents=True, exist_ok=True)
+        if plot(results, folder / picture):
+            text += f"\n![{problem.says}]({link}{picture})\n"
+        parts.append(text)
+    return "\n".join([*parts, _tail(rows)])
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def _head(rows: Sequence[Row]) -> str:
+    return """# Side by side
+
+Libraries for bi-level problems on the same problems, each in an environment of its own. `make field` makes the environments,
+runs everything, one process and one thread at a time, and writes the tables of this page.
+
+*Cold start*: the time from launching a new Python process to the first x that is good enough and stays so, imports and compiling
+included; files are in the disk cache. Every x is scored by the same code after the run: the exact F(x), the lower problem solved
+by Newton's method. Times are ratios to `BiSLS` with nothing set, in the same run of the command: wall time, then CPU time; the
+seconds beside them are wall time on the machine named at the end.
+"""
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
+
+
+def _ratio(wall: float, ours: dict[str, float] | None, cpu: float | None = None) -> str:
+    """Over ours in wall time, in CPU time if it is given, and the seconds of wall time."""
+    if not ours:
+        return _seconds(wall)
+    second = "" if cpu is None else f", {cpu / ours['cpu']:.2f}"
+    return f"{wall / ours['wall']:.2f}{second} ({_seconds(wall)})"
+
+
+def _title(peer: str, variant: Variant) -> str:
+    name = f"{PEERS[peer].title}: {variant.name.removeprefix('representation ')}"
+    return f"**{name}**" if (peer, variant.name.removeprefix("representation ")) == OURS else name
+
+
+def _cold(results: Results, peer: str, variant: Variant, pair: tuple[float, float]) -> str:
+    """When F came within 5 % of the reference, or why it never did."""
+    found = results.arrival(peer, variant, pair)
+    if found is not None:
+        return _ratio(found["wall"], results.ours(), found["cpu"])
+    rows = results.of(peer, variant, pair) + results.of(peer, variant, pair, long=True)
+    if not rows:
+        return ""
+    if any(row["nan"] is not None for row in rows):
+        return "never: NaN"
+    if any(row["error"] for row in rows):
+        return "never: stopped"
+    longest = max(rows, key=lambda row: row["done"])
+    return f"never in {longest['done']:,} iterations ({_seconds(longest['wall'])})"
+
+
+def _end(results: Results, rows: Sequence[Row]) -> str:
+    """F at the end over the reference; what it was; or what went wrong."""
+    errors = [row for row in rows if row["error"]]
+    lost = [row for row in rows if row["nan"] is not None]
+    if lost:
+        return f"NaN after {lost[0]['nan']} iterations"
+    finals = [row["final"] for row in rows if row["final"] is not None]
+    if not finals:
+        return "failed: " + _cut(errors[0]["error"]) if errors else "-"
+    value = median(finals)
+    text = f"{value / results.reference['F']:.3f} ({value:.4f})" if results.reference else f"{value:.4f}"
+    return f"{text}, stopped with an error after {errors[0]['done']} iterations" if errors else text
+
+
+def _cut(text: str, length: int = 120) -> str:
+    text = " ".join(text.replace("|", "/").split())
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _penalties(results: Results) -> str:
+    problem, reference = results.problem, results.reference
+    assert isinstance(problem, Penalties)
+    lines = [f"## Penalties: {problem.says}\n"]
+    if reference:
+        lines.append(
+            f"F starts at {reference['F0']:.4f}. The reference is {reference['F']:.4f}: the least exact F that L-BFGS with exact "
+            "gradients finds in boxes of several sizes and from several starts."
+        )
+    lines.append(
+        f"All but `BiSLS` with nothing set have T = {problem.lower_iters} lower steps, {problem.cg} steps of conjugate gradients "
+        f"(where they have such), a warm start, Adam with rate 0.1 above and rate 0.2 below "
+        "(Armijo and Polyak of jaxopt: a ceiling of 1, their default); "
+        f"{results.length} iterations.\n"
+    )
+    body, entries = [], results.entries()
+    scale = next(
+        (row["each"][0] for name, v in entries if name == "torch" for row in results.of(name, v) if row.get("each")),
+        None,
+    )
+    for name, variant in entries:
+        rows = results.of(name, variant, variant.base)
+        if not rows:
+            continue
+        each, ready, first = (
+            median(row[part][0] for row in rows if row.get(part)) if any(row.get(part) for row in rows) else None
+            for part in ("each", "ready", "first")
+        )
+        speed = "" if each is None else f"{each / scale:.2f}" if scale else f"{1e3 * each:.1f} ms"
+        body.append([
+            _title(name, variant), _end(results, rows), _cold(results, name, variant, variant.base), speed,
+            "" if ready is None else _seconds(ready), "" if first is None else _seconds(first),
+        ])  # fmt: skip
+    head = [
+        "system",
+        f"F after {results.length} iterations over the reference",
+        "cold start to within 5 %, ratio to ours",
+    ]
+    head += ["an iteration" + (", ratio to plain torch" if scale else ""), "until ready", "first iteration"]
+    lines += [table(head, body), _tuned(results)]
+    return "\n".join(lines)
+
+
+def _tuned(results: Results) -> str:
+    body = []
+    for name, variant in results.entries():
+        rows = [row for row in results.of(name, variant) if row["repeat"] == 0]
+        if not variant.grid:
+            if (name, variant.name) == OURS and rows:
+                cold = _cold(results, name, variant, variant.base)
+                body.append([_title(name, variant), "nothing to tune", _end(results, rows), cold, "1 run", "0", cold])
+            continue
+        if len(rows) < 2:
+            continue
+        found = best(rows, "penalties")
+        bad = sum(row["nan"] is not None or bool(row["error"]) for row in rows)
+        spent = sum(row["wall"] for row in rows)
+        runs = f"{len(rows)} runs, {_ratio(spent, results.ours())}"
+        if found is None:
+            body.append([_title(name, variant), "none", "all failed", "", runs, str(bad), ""])
+            continue
+        pair = found["alpha"], found["beta"]
+        arrived = results.arrival(name, variant, pair)
+        total = "never" if arrived is None else _ratio(spent + arrived["wall"], results.ours())
+        body.append([
+            _title(name, variant), f"{pair[0]:g} / {pair[1]:g}", _end(results, [found]),
+            _cold(results, name, variant, pair), runs, str(bad), total,
+        ])  # fmt: skip
+    if len(body) < 2:
+        return ""
+    head = ["system", "best rates, above / below", "F over the reference", "cold start to within 5 %, ratio to ours"]
+    head += ["what tuning cost", "of these NaN or stopped", "cold start with its tuning"]
+    text = (
+        "With the best rates of its own grid (0.01, 0.1, 1 above; 0.02, 0.2, 2 below; ceilings 1, 10, 100 of a search):"
+    )
+    return f"{text}\n\n{table(head, body)}"
+
+
+def _representation(results: Results) -> str:
+    problem = results.problem
+    assert isinstance(problem, Representation)
+    lines = [
+        f"## Hyper-representation: {problem.says}\n",
+        f"Batches of {problem.batch}, T = {problem.lower_iters}, {problem.cg} steps of conjugate gradients, {results.length}",
+        "iterations; 10,000 lower, 40,000 upper and 10,000 held-out pictures, the same batches for all. An iteration consumes",
+        f"{problem.samples(1):,} samples. Accuracy is that of the present x and y on the held-out pictures; a goal is",
+        "reached at the first of two kept iterations in a row that are at or above it.\n",
+    ]
+    body = []
+    for name, variant in results.entries():
+        grid = [row for row in results.of(name, variant) if row["repeat"] == 0]
+        found = best(grid, problem.kind) or (grid[0] if grid else None)
+        if found is None:
+            continue
+        pair = found["alpha"], found["beta"]
+        rows = results.of(name, variant, pair)
+        cells = [_title(name, variant), f"{pair[0]:g} / {pair[1]:g}" if variant.grid else "nothing set"]
+        for number in range(len(problem.goals)):
+            arrived = results.arrival(name, variant, pair, number)
+            ours = results.ours(number)
+            if arrived is None:
+                cells += ["never" + (": NaN" if found["nan"] is not None else ""), ""]
+            else:
+                cells += [
+                    _ratio(arrived["wall"], ours, arrived["cpu"]),
+                    f"{problem.samples(int(arrived['iteration'])):,}",
+                ]
+        finals = [row["final"] for row in rows if row["final"] is not None]
+        cells.append(f"{100 * median(finals):.1f} %" if finals else "NaN" if found["nan"] is not None else "failed")
+        bad = sum(row["nan"] is not None or bool(row["error"]) for row in grid)
+        spent = _ratio(sum(row["wall"] for row in grid), results.ours()) if variant.grid else ""
+        cells += [f"{len(grid)} runs, {bad} NaN or stopped" if variant.grid else "none", spent]
+        body.append(cells)
+    head = ["system", "rates, above / below"]
+    for goal in problem.goals:
+        head += [f"time to {100 * goal:.0f} %, ratio to ours", "samples"]
+    head += ["accuracy at the end", "tuning", "its time, ratio to ours to 95 %"]
+    return "\n".join([*lines, table(head, body)])
+
+
+def _tail(rows: Sequence[Row]) -> str:
+    lines = ["## Who took part\n"]
+    versions: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if row.get("kind") == "run" and row.get("versions"):
+            versions[row["peer"]] = row["versions"]
+    refused: dict[str, str] = {}
+    for row in rows:  # in time order: an environment that was made later is not left out any more
+        if row.get("kind") == "skipped":
+            refused[row["environment"]] = row["reason"]
+        elif row.get("kind") == "made":
+            refused.pop(row["environment"], None)
+    body = []
+    for name, peer in PEERS.items():
+        if peer.environment in refused:
+            body.append([peer.title, f"left out: {_cut(refused[peer.environment], 200)}"])
+        elif name in versions:
+            body.append([peer.title, ", ".join(f"{package} {version}" for package, version in versions[name].items())])
+    lines.append(table(["system", "versions"], body))
+    left = {row["problem"]: row["reason"] for row in rows if row.get("kind") == "left out"}
+    ran = {row["problem"] for row in rows if row.get("kind") == "run"}
+    lines += [f"Problem {name} was left out: {reason}.\n" for name, reason in left.items() if name not in ran]
+    lines += [_sessions(rows)]
+    return "\n".join(lines)
+
+
+def _sessions(rows: Sequence[Row]) -> str:
+    """The commits and machines that the rows are from."""
+    used = {row.get("session") for row in rows if row.get("kind") == "run"}
+    facts = [row for row in rows if row.get("kind") == "facts" and row["started"] in used]
+    if not facts:
+        return ""
+    texts = dict.fromkeys(
+        f"commit {row['commit']}, Python {row['python']}, torch {row['torch']}, {row['system']}, {row['processor']}, "
+        f"{row['cores']} cores, {row['threads']} thread{'s' if row['threads'] > 1 else ''} a run"
+        for row in facts
+    )
+    name = "Measured with" if len(texts) == 1 else "Measured in several goes, with"
+    return f"{name} {'; '.join(texts)}.\n"
+
+
+def plot(results: Results, path: Path) -> bool:
+    """The score against the time since launch, and bars of the cold start. False where there is nothing to draw."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    problem, chosen = results.problem, []
+    for name, variant in results.entries():
+        grid = [row for row in results.of(name, variant) if row["repeat"] == 0]
+        pair = variant.base
+        if problem.kind == "representation" and (found := best(grid, problem.kind)):
+            pair = found["alpha"], found["beta"]
+        rows = results.of(name, variant, pair, long=True) or results.of(name, variant, pair)
+        if rows and rows[0].get("curve"):
+            chosen.append((name, variant, pair, rows[0]["curve"]))
+    if not chosen:
+        return False
+    figure, (left, right) = plt.subplots(1, 2, figsize=(15, 6), constrained_layout=True, width_ratios=(3, 2))
+    colours = dict(zip(PEERS, plt.get_cmap("tab10").colors, strict=False))
+    dashes, seen = ("-", "--", ":", "-."), dict.fromkeys(PEERS, 0)
+    bars: list[tuple[str, float | None, Any]] = []
+    for name, variant, pair, curve in chosen:
+        label = f"{PEERS[name].title}: {variant.name.removeprefix('representation ')}"
+        points = [(t, v) for t, v in zip(curve["wall"], curve["values"], strict=True) if v is not None]
+        style = {
+            "color": colours[name],
+            "ls": dashes[seen[name] % 4],
+            "lw": 3 if seen[name] == 0 and name == OURS[0] else 1.5,
+        }
+        seen[name] += 1
+        if points:
+            left.plot(*zip(*points, strict=True), label=label, **style)
+        arrived = results.arrival(name, variant, pair)
+        bars.append((label, None if arrived is None else arrived["wall"], colours[name]))
+    left.set(xlabel="s since the process was launched", xscale="log")
+    if problem.kind == "penalties":
+        left.set(title=problem.says, ylabel="exact F", yscale="log")
+        if results.reference:
+            left.axhline(1.05 * results.reference["F"], color="k", lw=0.8, ls=":")
+            left.set_ylim(0.98 * results.reference["F"], 1.1 * results.reference["F0"])
+        right.set(title="cold start to F within 5 % of the reference", xlabel="s")
+    else:
+        left.set(title=problem.says, ylabel="accuracy on held-out pictures", ylim=(0.5, 1.0))
+        right.set(title="cold start to 95 % accuracy", xlabel="s")
+    left.legend(fontsize=7)
+    bars.reverse()
+    right.barh([b[0] for b in bars], [b[1] or 0.0 for b in bars], color=[b[2] for b in bars])
+    for number, (_, value, _) in enumerate(bars):
+        if value is None:
+            right.text(0.0, number, " never", va="center", fontsize=8)
+    right.tick_params(axis="y", labelsize=7)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return True
