@@ -1,0 +1,167 @@
+"""Learn a representation in which five labelled pictures a class are enough.
+
+    python examples/representation.py
+    python examples/representation.py --data mnist     12,000 pictures (fetched once, 12 MB)
+
+A network takes a digit to a point of the plane (upper level). A linear model is trained there on five labelled points a class,
+other ones in every step (lower level), and the network is changed so that this model reads many other digits. Afterwards, on digits
+that took no part in it, a few labels a class are given and the rest is to be read: on the learnt plane, on that of the same
+network trained as usual, on the two leading principal components, on the plane of a random network, and on the raw pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import bisls
+import bisls.data
+
+SHOTS = (1, 2, 5, 10)
+LOOKS = {
+    "learnt plane": ("#d55e00", "o"),
+    "raw pixels": ("#0b5bb5", "s"),
+    "plane of an ordinary network": ("#cc79a7", "D"),
+    "principal plane": ("#009e73", "^"),
+    "plane of a random network": ("#868e98", "v"),
+}
+
+
+def make_data(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures with pixels in [0, 1], one a row, and their classes."""
+    if name == "digits":
+        digits = load_digits()
+        return digits.data / 16, digits.target
+    images = bisls.data.load(name)
+    return images.train_x[:12_000].reshape(12_000, -1) / 255, images.train_y[:12_000]
+
+
+def few(labels: np.ndarray, shots: int, rng: np.random.Generator) -> np.ndarray:
+    """Rows of so many samples of each class."""
+    return np.concatenate([rng.permutation(np.flatnonzero(labels == label))[:shots] for label in range(10)])
+
+
+def accuracy(features: np.ndarray, labels: np.ndarray, shots: int) -> float:
+    """A linear model of few labels a class, on all other samples; mean of 20 draws."""
+    features, values = (features - features.mean(0)) / features.std(), []
+    for draw in range(20):
+        rows = few(labels, shots, np.random.default_rng(draw))
+        rest = np.setdiff1d(np.arange(len(labels)), rows)
+        model = LogisticRegression(C=10.0, max_iter=1000).fit(features[rows], labels[rows])
+        values.append(model.score(features[rest], labels[rest]))
+    return float(np.mean(values))
+
+
+def ordinary(body, pictures: np.ndarray, labels: np.ndarray):
+    """The network trained in one piece with its last layer, on all pictures of both levels."""
+    model = nn.Sequential(body, nn.Linear(2, 10))
+    pictures, labels = torch.tensor(pictures), torch.tensor(labels)
+    optimizer = bisls.optim.Auto(model.parameters())
+    for _ in range(2000):
+        rows = torch.randint(len(labels), (128,))
+        optimizer.step(lambda rows=rows: cross_entropy(model(pictures[rows]), labels[rows]))
+    optimizer.eval()
+    return body
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=["digits", "mnist", "fashion-mnist"], default="digits")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("out"), help="the folder of the picture")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(1)  # the matrices are small
+
+    pictures, labels = make_data(arguments.data)
+    rng = np.random.default_rng(arguments.seed)
+    order = rng.permutation(len(labels))
+    pictures, labels = pictures[order].astype(np.float32), labels[order].astype(int)
+    lower, upper, test = (slice(i * len(labels) // 3, (i + 1) * len(labels) // 3) for i in range(3))
+
+    def network() -> nn.Sequential:
+        return nn.Sequential(
+            nn.Linear(pictures.shape[1], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+        )
+
+    def project(network) -> np.ndarray:
+        with torch.no_grad():
+            return network(torch.tensor(pictures[test])).numpy()
+
+    body, head = network(), nn.Linear(2, 10)
+
+    def five_a_class() -> tuple[torch.Tensor, torch.Tensor]:
+        rows = few(labels[lower], 5, rng)
+        return torch.tensor(pictures[lower][rows]), torch.tensor(labels[lower][rows])
+
+    def fit_loss(batch):
+        return cross_entropy(head(body(batch[0])), batch[1])
+
+    problem = bisls.Bilevel(
+        upper_loss=fit_loss,
+        lower_loss=lambda batch: fit_loss(batch) + 1e-3 * sum((tensor**2).sum() for tensor in head.parameters()),
+        upper_params=body.parameters(),
+        lower_params=head.parameters(),
+    )
+    features = {"plane of a random network": project(body), "raw pixels": pictures[test]}
+    others = torch.tensor(pictures[upper]), torch.tensor(labels[upper])
+    batches = bisls.tasks.Batches(others, batch_size=128, seed=arguments.seed)
+    bisls.fit(bisls.BiSLS(problem), upper_data=batches, lower_data=five_a_class, steps=arguments.steps)
+
+    features["learnt plane"] = project(body)
+    features["principal plane"] = PCA(2).fit(pictures[lower]).transform(pictures[test])
+    features["plane of an ordinary network"] = project(
+        ordinary(network(), pictures[: test.start], labels[: test.start])
+    )
+    print(f"\ntest accuracy with{'':12}" + "".join(f"{shots:>10}" for shots in SHOTS) + "   labels a class")
+    curves = {name: [accuracy(features[name], labels[test], shots) for shots in SHOTS] for name in LOOKS}
+    for name, values in curves.items():
+        print(f"{name:30}" + "".join(f"{value:10.1%}" for value in values))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    draw(features, labels[test], curves, arguments.out / "representation.png")
+    print(f"\npicture: {arguments.out / 'representation.png'}")
+
+
+def draw(features, labels, curves, path) -> None:
+    """The test digits on two planes, and the accuracy against the number of labels."""
+    figure = plt.figure(figsize=(9, 6.6), layout="constrained")
+    figure.suptitle("A plane learnt for few labels", fontsize=15, fontweight="bold")
+    grid = figure.add_gridspec(2, 3, width_ratios=[1, 1, 1.1])
+    planes = {"principal plane": grid[0, 2], "learnt plane": grid[:, :2]}
+    colours = plt.get_cmap("tab10").colors
+    for name, place in planes.items():
+        axes, points, large = figure.add_subplot(place), features[name], name == "learnt plane"
+        for label in range(10):
+            own = points[labels == label]
+            axes.scatter(*own.T, s=34 if large else 12, marker=f"${label}$", color=colours[label], linewidths=0)
+            middle = np.median(own, axis=0)
+            box = {"boxstyle": "circle,pad=0.2", "facecolor": "white", "edgecolor": colours[label], "alpha": 0.9}
+            axes.text(*middle, str(label), fontsize=13 if large else 9, ha="center", va="center", bbox=box)
+        axes.set(xticks=[], yticks=[])
+        axes.set_title(f"{len(labels):,} new digits on the {name}", fontsize=11 if large else 10)
+    axes = figure.add_subplot(grid[1, 2])
+    for name, values in curves.items():
+        colour, marker = LOOKS[name]
+        axes.plot(range(len(SHOTS)), 100 * np.array(values), color=colour, marker=marker, label=name)
+    axes.set_xticks(range(len(SHOTS)), SHOTS)
+    axes.set(xlabel="labels a class", ylim=(0, 100))
+    axes.set_title("Test accuracy of a linear model, %", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes.get_legend_handles_labels(), frameon=False, fontsize=9, loc="outside lower center", ncols=5)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
