@@ -3,8 +3,8 @@
     python examples/distil.py
     python examples/distil.py --data mnist     60,000 pictures (fetched once, 12 MB)
 
-The ten pictures begin as real ones, drawn at random. They are changed so that a linear model trained on nothing but them does well
-on all real ones. A pixel stays between black and white.
+The ten pictures begin as real ones, drawn at random. They are changed so that a linear model trained on nothing but them does
+well on all real ones. A pixel stays between black and white.
 """
 
 from __future__ import annotations
