@@ -143,25 +143,16 @@ def draw(pictures, labels, ratio, results, path) -> None:
             axes.axis("off")
     middle.suptitle("Weights of the model", fontsize=10)
     axes = right.subplots()
-    for column, colour, marker in ((1, "#0b5bb5", "o"), (2, "#e69f00", "s")):
+    for column, what, colour, marker in ((2, "all 1,200 rows", "#e69f00", "s"), (1, "500 rows", "#0b5bb5", "o")):
         values = [100 * result[column] for result in results.values()]
-        axes.plot(range(3), values, color=colour, marker=marker, markersize=8)
+        axes.plot(range(3), values, marker, color=colour, markersize=9, label=f"trained on {what}")
         for i, value in enumerate(values):
-            axes.annotate(f"{value:.0f}", (i, value), (0, 8), textcoords="offset points", ha="center", fontsize=9)
-        what = ("500 rows", "all 1,200 rows")[column - 1]
-        axes.annotate(
-            f"trained on {what}",
-            (1, values[1]),
-            (0, -18),
-            textcoords="offset points",
-            ha="center",
-            color=colour,
-            fontsize=9,
-        )
+            axes.annotate(f"{value:.1f}", (i, value), (0, 9), textcoords="offset points", ha="center", fontsize=9)
     axes.set_xticks(range(3), ["no\npenalty", "one", "576"], fontsize=9)
-    axes.margins(x=0.2, y=0.25)
+    axes.margins(x=0.25, y=0.15)
     axes.set_title("Test accuracy, %", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
+    right.legend(fontsize=9, frameon=False, loc="outside lower center")
     figure.savefig(path, dpi=120)
 
 

@@ -128,44 +128,42 @@ def main() -> None:
     for name, values in curves.items():
         print(f"{name:30}" + "".join(f"{value:10.1%}" for value in values))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    draw(features, labels[test], curves, arguments.out / "representation.png")
+    draw(pictures[test], features, labels[test], curves, arguments.out / "representation.png")
     print(f"\npicture: {arguments.out / 'representation.png'}")
 
 
-def draw(features, labels, curves, path) -> None:
-    """The test pictures before and after, each on the plane where they spread most, and the accuracy by the number of labels."""
-    figure = plt.figure(figsize=(9, 6.6), layout="constrained")
+def draw(pictures, features, labels, curves, path) -> None:
+    """Ten labelled pictures, how far all test pictures are from one another, and the accuracy by the number of labels."""
     ours, raw = curves["learnt for few labels"][0], curves["raw pixels"][0]
-    title = f"With one label a class {ours:.0%} of new pictures are read; by raw pixels {raw:.0%}"
+    figure = plt.figure(figsize=(9, 5.6), layout="constrained")
+    title = f"From one label a class: {ours:.0%} of new pictures read right; {raw:.0%} by raw pixels"
     figure.suptitle(title, fontsize=13, fontweight="bold")
-    grid = figure.add_gridspec(2, 3, width_ratios=[1, 1, 1.1])
-    places = {"raw pixels": grid[0, 2], "learnt for few labels": grid[:, :2]}
-    colours = plt.get_cmap("tab10").colors
-    for name, place in places.items():
-        large = name != "raw pixels"
-        axes, points = figure.add_subplot(place), PCA(2).fit_transform(features[name])
-        for label in range(10):
-            size, own = 34 if large else 12, points[labels == label]
-            axes.scatter(*own.T, s=size, marker=f"${label}$", color=colours[label], linewidths=0)
+    above, below = figure.subfigures(2, 1, height_ratios=[1, 3.6])
+    above.suptitle("One draw of ten pictures, whose labels are all that the linear model is told", fontsize=10)
+    side = int(pictures.shape[1] ** 0.5)
+    for axes, row in zip(above.subplots(1, 10), few(labels, 1, np.random.default_rng(0)), strict=True):
+        axes.imshow(pictures[row].reshape(side, side), cmap="gray_r")
         axes.set(xticks=[], yticks=[])
-        axes.set_title(f"{len(labels):,} new pictures, {name}" if large else name.capitalize(), fontsize=10)
-    axes = figure.add_subplot(grid[1, 2])
+    order = np.concatenate([np.flatnonzero(labels == label)[:10] for label in range(10)])
+    edges = np.searchsorted(labels[order], range(10))
+    *maps, axes = below.subplots(1, 3)
+    for panel, name in zip(maps, ("raw pixels", "learnt for few labels"), strict=True):
+        points = features[name][order]
+        distances = np.linalg.norm(points[:, None] - points[None], axis=2)
+        panel.imshow(distances, cmap="viridis_r", vmin=0, vmax=np.quantile(distances, 0.95), interpolation="nearest")
+        panel.set_xticks(edges + 4.5, range(10), fontsize=9)
+        panel.set_yticks(edges + 4.5, range(10), fontsize=9)
+        panel.tick_params(length=0)
+        panel.set_title(f"Distances, {name}\n(bright: near)", fontsize=10)
     for name, values in curves.items():
         colour, marker = LOOKS[name]
         axes.plot(range(len(SHOTS)), 100 * np.array(values), color=colour, marker=marker, label=name)
     axes.set_xticks(range(len(SHOTS)), SHOTS)
-    axes.set(xlabel="labels a class", ylim=(0, 100))
-    axes.set_title("Test accuracy of a linear model, %", fontsize=10)
+    axes.set(xlabel="labels a class", ylim=(0, 100), box_aspect=1)
+    axes.set_title("Accuracy on the others, %\n(mean of 10 draws)", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(
-        *axes.get_legend_handles_labels(),
-        frameon=False,
-        fontsize=9,
-        loc="outside lower center",
-        ncols=5,
-        columnspacing=1.2,
-    )
-    figure.savefig(path, dpi=120)
+    below.legend(*axes.get_legend_handles_labels(), frameon=False, fontsize=9, loc="outside lower center", ncols=5)
+    figure.savefig(path, dpi=100)
 
 
 if __name__ == "__main__":
