@@ -564,10 +564,9 @@ def test_half_precision_parameters_never_hold_infinity():
     assert finite(problem)
 
 
-@pytest.mark.xfail(strict=True, reason="torch refuses a factor that single precision cannot hold, and the solvers pass one on")
-@pytest.mark.parametrize("linear", [bisls.CG(iters=5), bisls.Neumann(5, scale=1e39)])
-def test_a_linear_solve_survives_almost_no_curvature_in_single_precision(linear):
-    solution = linear.solve(lambda v: 1e-40 * v, torch.ones(3), {})
+@pytest.mark.xfail(strict=True, reason="torch refuses a factor that single precision cannot hold, and CG passes one on")
+def test_a_linear_solve_survives_almost_no_curvature_in_single_precision():
+    solution = bisls.CG(iters=5).solve(lambda v: 1e-40 * v, torch.ones(3), {})
     assert bool(torch.isfinite(solution.z).all())
     assert solution.status.failed
 
