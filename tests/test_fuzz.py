@@ -180,13 +180,17 @@ def recipes(draw, losses=LOSSES, scales=SCALES, faults=True, boxes=True, mixed=F
         dtypes = tuple([draw(st.sampled_from(MIXED)) for _ in own] for own in shapes)
     else:
         dtypes = tuple([draw(st.sampled_from(DTYPES))] * len(own) for own in shapes)
+    upper, lower = draw(st.sampled_from(losses)), draw(st.sampled_from(losses))
+    lower_scale = draw(st.sampled_from(scales))
+    if dtypes[1][0] is not torch.float64:  # see test_a_linear_solve_survives_almost_no_curvature_in_single_precision
+        lower, lower_scale = "quadratic" if lower == "root" else lower, max(lower_scale, 1e-12)
     fault = st.tuples(st.integers(1, 60), st.sampled_from([1, 5, 10**9]), st.sampled_from(BAD))
     none = st.just((10**9, 0, nan))
     return Recipe(
-        upper=draw(st.sampled_from(losses)),
-        lower=draw(st.sampled_from(losses)),
+        upper=upper,
+        lower=lower,
         upper_scale=draw(st.sampled_from(scales)),
-        lower_scale=draw(st.sampled_from(scales)),
+        lower_scale=lower_scale,
         shapes=shapes,
         dtypes=dtypes,
         point=draw(st.sampled_from(points)),
@@ -427,6 +431,9 @@ VALUES = st.one_of(
 
 
 @fuzz(400)
+@example(bisls.Armijo(shrink=0.5), 2.9e-287, -1.2e37, lambda t: 2.0, 1.0, None, None, 0)
+@example(bisls.Decay(1.0, 1e9), 1.0, -1.0, float, 1.0, None, None, 7)
+@example(bisls.Armijo(sufficient=1e-30), 1.0, -1e-299, float, 1.0, None, None, 0)
 @given(
     rules(),
     anything,
@@ -557,6 +564,13 @@ def test_half_precision_parameters_never_hold_infinity():
     assert finite(problem)
 
 
+@pytest.mark.xfail(strict=True, reason="torch refuses a factor that single precision cannot hold, and CG passes one on")
+def test_a_linear_solve_survives_almost_no_curvature_in_single_precision():
+    solution = bisls.CG(iters=5).solve(lambda v: 1e-40 * v, torch.ones(3), {})
+    assert bool(torch.isfinite(solution.z).all())
+    assert solution.status.failed
+
+
 SINGLE = pytest.mark.xfail(strict=True, reason="squares of single precision leave its range in norms and products")
 
 
@@ -614,16 +628,19 @@ def test_single_precision_serves_over_its_whole_range(power):
     st.integers(0, 10**6),
     st.sampled_from(SCALES),
 )
-def test_without_noise_the_default_ends_below_its_start_and_never_far_above(n_upper, n_lower, condition, seed, scale):
+def test_without_noise_the_default_never_rises_above_its_start(n_upper, n_lower, condition, seed, scale):
+    """From y*(x); a lower problem that ten steps leave unsolved may mislead the first upper step."""
     task = bisls.tasks.quadratic(n_upper, n_lower, condition, seed)
     own = task.problem
+    graph = bisls.Oracle(own).lower_graph(task.lower_data)
+    own.y.write_(own.y.read() - bisls.Dense().solve(graph.hessian, graph.grad, {}).z)
     problem = bisls.Bilevel(lambda b: scale * own.upper_loss(b), own.lower_loss, own.x.tensors, own.y.tensors)
     solver, start = bisls.BiSLS(problem), task.exact()
     values = []
     for _ in range(12):
         check_record(solver.step(task.upper_data, task.lower_data))
         values.append(task.exact())
-    assert max(values) <= start * (1 + 1e-6)
+    assert max(values) <= start * (1 + 1e-9)
     assert values[-1] < start or task.metrics()["gap"] < 1e-9
 
 

@@ -50,9 +50,9 @@ def _two_loops(gradient: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
     factors = []
     for s, y, rho in zip(moves.flip(0), turns.flip(0), reversed(inverse), strict=True):
         factors.append(rho * dot(s, q))
-        q.sub_(y, alpha=factors[-1])
+        q.sub_(y * factors[-1])  # not by alpha: torch refuses one that the precision cannot hold
     if len(moves):
         q.mul_(dot(moves[-1], turns[-1]) / dot(turns[-1], turns[-1]))
     for s, y, rho, a in zip(moves, turns, inverse, reversed(factors), strict=True):
-        q.add_(s, alpha=a - rho * dot(y, q))
+        q.add_(s * (a - rho * dot(y, q)))
     return q

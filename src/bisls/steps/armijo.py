@@ -196,6 +196,8 @@ class Armijo:
         # the first finite trial that failed: t, and by how much it rose relative to what the slope promised
         steepest: tuple[float, float] | None = None
         t = max(first, seen)
+        if t == 0.0:  # a loss so small beside its slope that no step is a number
+            return Step(0.0, memory.later(), status=Status.STATIONARY)
         checks, rise, tried = 0, 0.0, t
         for checks in range(1, self._cap(shrink) + 1):
             value = line.at(t)
