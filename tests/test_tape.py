@@ -286,3 +286,21 @@ def test_an_output_in_place_of_a_view_is_refused():
 
     with pytest.raises(NotPlayable, match="writes into a tensor"):
         Tape(compute, [[a]])
+
+
+def test_a_batch_that_is_no_plain_value_is_never_recorded():
+    """A source of samples as a batch gives another one at every call, which no tape can know."""
+    x, y = torch.tensor([1.0], requires_grad=True), torch.tensor([0.5], requires_grad=True)
+    drawn = []
+
+    class Source:
+        def draw(self):
+            drawn.append(len(drawn))
+            return 0.1 * drawn[-1]
+
+    problem = bisls.Bilevel(lambda _: (y**2).sum(), lambda batch: ((y - x - batch.draw()) ** 2).sum(), [x], [y])
+    solver = bisls.Alternating(problem, lower_iters=3)
+    for _ in range(3):
+        solver.step(None, Source())
+    assert len(drawn) == 3 * 4  # three lower steps and the hypergradient
+    assert not solver.oracle._lower_players._players

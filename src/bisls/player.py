@@ -198,7 +198,7 @@ class Players(Generic[P]):
         return found
 
     def _recorded(self, batch: Any) -> P | None:
-        if len(self._players) == KINDS:
+        if len(self._players) == KINDS or not _plain(batch):
             return None
         try:
             self._players.append(self._make(batch))
@@ -245,16 +245,13 @@ def _kind(batch: Any) -> Any:
         return (type(batch), [(key, _kind(value)) for key, value in batch.items()])
     if isinstance(batch, list | tuple):
         return (type(batch), [_kind(value) for value in batch])
-    return batch if isinstance(batch, int | float | str | slice | None) else _Same(batch)
+    return (type(batch), batch)
 
 
-class _Same:
-    """Equal to itself alone, whatever its own idea of equality is."""
-
-    def __init__(self, value: object):
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._value is self._value
-
-    __hash__ = None  # type: ignore[assignment]
+def _plain(batch: Any) -> bool:
+    """Whether a batch says all of itself; any other object (an iterator, a loader) may be another one at the next call."""
+    if isinstance(batch, Mapping):
+        return all(_plain(value) for value in batch.values())
+    if isinstance(batch, list | tuple):
+        return all(_plain(value) for value in batch)
+    return isinstance(batch, Tensor | int | float | str | slice | None)
