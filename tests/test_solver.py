@@ -574,3 +574,35 @@ def test_batch_norm_below_keeps_its_statistics_through_probes(batches):
         record = solver.step(torch.arange(32), rows)
     assert record.alpha >= 0
     assert torch.isfinite(problem.y.read()).all()
+
+
+@pytest.mark.parametrize("tape", [True, False])
+def test_a_loss_made_of_coarse_numbers_is_not_believed_to_the_last_digit(tape):
+    """Autocast computes in bfloat16 and hands over float32: a search must not look for differences that are rounding."""
+    torch.manual_seed(0)
+    body, head = nn.Sequential(nn.Linear(20, 16), nn.Tanh()), nn.Linear(16, 3)
+    features = torch.randn(200, 20)
+    labels = features[:, :3].argmax(1)
+
+    def fit_loss(rows):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = head(body(features[rows]))
+        return functional.cross_entropy(outputs.float(), labels[rows])
+
+    def lower(rows):
+        return fit_loss(rows) + 0.01 * sum((p**2).sum() for p in head.parameters())
+
+    problem = bisls.Bilevel(fit_loss, lower, body.parameters(), head.parameters(), tape=tape)
+    oracle = bisls.Oracle(problem, tape)
+    with torch.no_grad():
+        points = [oracle.lower(slice(100)) for _ in range(2)] + [
+            oracle.upper(slice(100)),
+            oracle.lower_graph(slice(100)),
+        ]
+    assert {point.eps for point in points} == {torch.finfo(torch.bfloat16).eps}
+    solver = bisls.BiSLS(problem)
+    batches = [torch.randperm(100)[:50] for _ in range(11 * 40)]
+    for k in range(40):
+        record = solver.step(100 + batches[11 * k], batches[11 * k + 1 : 11 * k + 11])
+    assert record.alpha > 1e-3
+    assert record.upper_value < 0.6

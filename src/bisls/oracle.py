@@ -86,7 +86,7 @@ class LowerGraph:
         self.batch = batch
         self.moment = moment
         self.value = _number(products.value)
-        self.eps = torch.finfo(products.value.dtype).eps
+        self.eps = oracle.precision("lower_loss", products.value)
         parts = [None if part is None else part.detach() for part in products.grad]
         self.grad = mean_over_ranks(problem.y.join(parts))
         self._mean = (
@@ -248,6 +248,7 @@ class Oracle:
         self._upper_players = Players("upper_loss", self._record_upper)
         self._tape = tape
         self._taping = tape and _world() == 1
+        self._precisions: dict[str, float] = {}
         self._frozen: object | None = None  # the same while x stays as it is
 
     def upper(self, batch: Any) -> UpperPoint:
@@ -260,12 +261,18 @@ class Oracle:
         player = self._upper_players.find(batch) if self._taping else None
         if player is not None:
             played, *own = player.play("point", batch)
-            point = UpperPoint(played.item(), problem.x.join(own[:n]), problem.y.join(own[n:]), moment, player.eps)
-            self._compare(point.value, problem.upper_loss, batch, player.eps)
+            point = UpperPoint(
+                played.item(),
+                problem.x.join(own[:n]),
+                problem.y.join(own[n:]),
+                moment,
+                self.precision("upper_loss", played),
+            )
+            self._compare(point.value, problem.upper_loss, batch)
             return point
         loss, parts = self._upper_by_loss(batch)
         grad_x, grad_y = mean_over_ranks(problem.x.join(parts[:n])), mean_over_ranks(problem.y.join(parts[n:]))
-        return UpperPoint(_number(loss), grad_x, grad_y, moment, torch.finfo(loss.dtype).eps)
+        return UpperPoint(_number(loss), grad_x, grad_y, moment, self.precision("upper_loss", loss))
 
     def _upper_by_loss(self, batch: Any) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         problem = self.problem
@@ -288,12 +295,12 @@ class Oracle:
         player = self._player(batch)
         if player is not None:
             parts = problem.y.tensors if y is None else problem.y.cast(y)
-            frozen = self._frozen
+            frozen, eps = self._frozen, self._precisions["lower_loss"]
             grad = problem.y.join(player.play("gradient", batch, parts, frozen))
             if frozen is not None and y is not None:  # neither x nor this y will change before somebody asks
-                return LowerPoint(lambda: player.play("value", batch, parts, frozen)[0].item(), grad, None, player.eps)
+                return LowerPoint(lambda: player.play("value", batch, parts, frozen)[0].item(), grad, None, eps)
             found = player.play("value", batch, parts, frozen)[0].item()
-            return LowerPoint(lambda: found, grad, None, player.eps)
+            return LowerPoint(lambda: found, grad, None, eps)
         if y is not None:
             problem.y.write_(y)
         with nullcontext() if replay is None else problem.probing(replay):
@@ -307,7 +314,7 @@ class Oracle:
             loss = _scalar("lower_loss", problem.lower_loss(batch))
             parts = _grad(loss, problem.y.tensors)
         _must_depend("lower_loss", "lower_params", parts)
-        return _number(loss), mean_over_ranks(problem.y.join(parts)), torch.finfo(loss.dtype).eps
+        return _number(loss), mean_over_ranks(problem.y.join(parts)), self.precision("lower_loss", loss)
 
     def lower_graph(self, batch: Any, replay: Moment | None = None, check: bool = True) -> LowerGraph:
         """The graph of g's gradient at the present (x, y), for Hessian and mixed products.
@@ -325,15 +332,25 @@ class Oracle:
         if player is not None:
             graph = LowerGraph(self, batch, player.graph(batch, problem.y.tensors), problem.moment())
             if check:
-                self._compare(graph.value, problem.lower_loss, batch, graph.eps)
+                self._compare(graph.value, problem.lower_loss, batch)
             return graph
         with nullcontext() if replay is None else problem.probing(replay):
             moment = problem.moment()
             return LowerGraph(self, batch, Graph(problem, batch), moment)
 
-    def _compare(self, played: float, loss: Loss, batch: Any, eps: float) -> None:
+    def precision(self, name: str, loss: Tensor) -> float:
+        """The relative spacing of the numbers that a loss is computed in: autocast may hand over more digits than there are.
+
+        It is looked up where the loss is seen with its graph for the first time.
+        """
+        if name not in self._precisions and loss.grad_fn is not None:
+            self._precisions[name] = _coarsest(loss)
+        return self._precisions.get(name) or torch.finfo(loss.dtype).eps
+
+    def _compare(self, played: float, loss: Loss, batch: Any) -> None:
         """The tape against the loss itself, at the present point: the loss may have changed since it was recorded."""
-        value = _scalar("loss", without_grad(lambda: loss(batch))).item()
+        called = _scalar("loss", without_grad(lambda: loss(batch)))
+        value, eps = called.item(), torch.finfo(called.dtype).eps
         same = abs(value - played) <= 100 * eps * max(abs(value), abs(played))
         if not (same or value == played or (isnan(value) and isnan(played))):
             raise Outdated
@@ -349,6 +366,7 @@ class Oracle:
 
         def compute() -> Outputs:
             graph = Graph(self.problem, batch, recorded=True)
+            self.precision("lower_loss", graph.value)
             return {
                 "value": [graph.value],
                 "gradient": graph.grad,
@@ -370,6 +388,7 @@ class Oracle:
     def _record_upper(self, batch: Any) -> UpperPlayer:
         def compute() -> Outputs:
             loss, parts = self._upper_by_loss(batch)
+            self.precision("upper_loss", loss)
             return {"value": [loss], "point": [loss, *parts]}
 
         with self.problem.probing():
@@ -458,6 +477,23 @@ def mean_over_ranks(tensor: Tensor) -> Tensor:
         dist.all_reduce(tensor)
         tensor /= _world()
     return tensor
+
+
+def _coarsest(loss: Tensor) -> float:
+    """The eps of the coarsest numbers on the way to a loss, by its graph."""
+    eps, todo = torch.finfo(loss.dtype).eps, [loss.grad_fn]
+    seen: set[Any] = set()
+    while todo and len(seen) < 10_000:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        made = [
+            torch.finfo(part.dtype).eps for part in getattr(node, "_input_metadata", ()) if part.dtype.is_floating_point
+        ]
+        eps = max(eps, *made, 0.0)
+        todo.extend(following for following, _ in node.next_functions)
+    return eps
 
 
 def _itself(tensor: Tensor) -> Tensor:

@@ -39,7 +39,6 @@ class Player:
 
     def __init__(self, batch: Any, tape: Tape):
         self._kind, self._tape = _kind(batch), tape
-        self.eps = tape.eps("value")
         self._kept: dict[str, tuple[Any, ...]] = {}
 
     @property

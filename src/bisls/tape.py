@@ -103,10 +103,6 @@ class Tape:
         """Whether a tensor from outside has been written to since the recording."""
         return any(tensor._version != version for tensor, version in self._external)
 
-    def eps(self, name: str) -> float:
-        """The relative spacing of the numbers of an output."""
-        return max(torch.finfo(out.dtype).eps for out in self._expected[name] if out is not None)
-
     def finish(self) -> None:
         """Let go of what only the making of programs needs."""
         self._example, self._expected = [], {}
