@@ -45,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--random", action="store_true", help="wrong labels are drawn at random")
     parser.add_argument("--out", type=Path, default=Path("out"), help="the folder of the picture")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -57,7 +58,8 @@ def main() -> None:
     truth = torch.tensor(digits.target)[order]
     train, checked, test = slice(1000), slice(1000, 1100), slice(1100, None)
     wrong = torch.rand(1000) < 0.4
-    given = torch.where(wrong, (truth[train] + 1) % 10, truth[train])
+    shift = torch.randint(1, 10, (1000,)) if arguments.random else 1
+    given = torch.where(wrong, (truth[train] + shift) % 10, truth[train])
 
     x = torch.zeros(1000, requires_grad=True)  # the weight of a sample is sigmoid(x)
     model = torch.nn.Linear(64, 10)

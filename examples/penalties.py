@@ -68,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--free", action="store_true", help="no floor: penalties may go anywhere")
     parser.add_argument("--out", type=Path, default=Path("out"), help="the folder of the picture")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -96,7 +97,7 @@ def main() -> None:
         lower_loss=lambda batch: fit_loss(batch) + (x.exp() * model.weight**2).sum(),
         upper_params=[x],
         lower_params=model.parameters(),
-        upper_bounds=bisls.Box(start, start + np.log(1e4)),
+        upper_bounds=None if arguments.free else bisls.Box(start, start + np.log(1e4)),
     )
     bisls.fit(bisls.BiSLS(problem), upper_data=held_out, lower_data=train, steps=arguments.steps)
     learnt = x.detach().exp()

@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 import bisls
 import bisls.data
 
-SHOTS, SIZE = (1, 2, 5, 10), 8
+SHOTS = (1, 2, 5, 10)
 LOOKS = {
     "learnt for few labels": ("#d55e00", "o"),
     "network trained as usual": ("#cc79a7", "D"),
@@ -64,7 +64,7 @@ def accuracy(features: np.ndarray, labels: np.ndarray, shots: int) -> float:
 
 def ordinary(body, pictures: np.ndarray, labels: np.ndarray):
     """The network trained in one piece with its last layer, on all pictures of both levels."""
-    model = nn.Sequential(body, nn.Linear(SIZE, 10))
+    model = nn.Sequential(body, nn.Linear(body[-1].out_features, 10))
     pictures, labels = torch.tensor(pictures), torch.tensor(labels)
     optimizer = bisls.optim.Auto(model.parameters())
     for _ in range(2000):
@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--data", choices=["digits", "mnist", "fashion-mnist"], default="digits")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--size", type=int, default=8, help="numbers that stand for a picture, at least 1")
     parser.add_argument("--out", type=Path, default=Path("out"), help="the folder of the picture")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -93,14 +94,14 @@ def main() -> None:
 
     def network() -> nn.Sequential:
         return nn.Sequential(
-            nn.Linear(pictures.shape[1], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, SIZE)
+            nn.Linear(pictures.shape[1], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, arguments.size)
         )
 
     def project(network) -> np.ndarray:
         with torch.no_grad():
             return network(torch.tensor(pictures[test])).numpy()
 
-    body, head = network(), nn.Linear(SIZE, 10)
+    body, head = network(), nn.Linear(arguments.size, 10)
 
     def five_a_class() -> tuple[torch.Tensor, torch.Tensor]:
         rows = few(labels[lower], 5, rng)
@@ -121,7 +122,9 @@ def main() -> None:
     bisls.fit(bisls.BiSLS(problem), upper_data=batches, lower_data=five_a_class, steps=arguments.steps)
 
     features["learnt for few labels"] = project(body)
-    features["principal components"] = PCA(SIZE).fit(pictures[lower]).transform(pictures[test])
+    features["principal components"] = (
+        PCA(arguments.size, random_state=0).fit(pictures[lower]).transform(pictures[test])
+    )
     features["network trained as usual"] = project(ordinary(network(), pictures[: test.start], labels[: test.start]))
     print(f"\ntest accuracy with{'':12}" + "".join(f"{shots:>10}" for shots in SHOTS) + "   labels a class")
     curves = {name: [accuracy(features[name], labels[test], shots) for shots in SHOTS] for name in LOOKS}

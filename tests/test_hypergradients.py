@@ -422,3 +422,50 @@ def test_neumann_says_when_the_curvature_is_negative():
     h = torch.diag(torch.tensor([2.0, 1.0, -0.9], dtype=torch.float64))
     solution = bisls.Neumann(200).solve(lambda v: h @ v, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), {})
     assert solution.status is bisls.Status.NEGATIVE_CURVATURE
+
+
+def test_cg_goes_on_where_its_solution_is_too_rough_and_still_ends():
+    spectrum = torch.logspace(-4, 0, 60, dtype=torch.float64)
+    b, products = torch.ones(60, dtype=torch.float64), []
+
+    def hessian(v):
+        products.append(v)
+        return spectrum * v
+
+    short = bisls.CG(iters=20, tol=1e-3).solve(hessian, b, {})
+    assert short.residual > 1e-2
+    assert len(products) == 20
+    products.clear()
+    long = bisls.CG(iters=20, tol=1e-3, stretch=10).solve(hessian, b, {})
+    assert long.residual <= 1e-2
+    assert 20 < len(products) <= 200
+    products.clear()
+    spectrum = torch.logspace(-40, 0, 60, dtype=torch.float64)  # hopeless: no progress, no more products
+    bisls.CG(iters=20, tol=1e-3, stretch=10).solve(hessian, b, {})
+    assert len(products) < 100
+
+
+def test_damped_cg_solves_where_the_hessian_is_not_positive_definite():
+    spectrum = torch.tensor([-0.5, 0.1, 1.0, 3.0, 10.0], dtype=torch.float64)
+    b, products = torch.linspace(1, 2, 5, dtype=torch.float64), []
+
+    def hessian(v):
+        products.append(v)
+        return spectrum * v
+
+    cut = bisls.CG(iters=50).solve(hessian, b, {})
+    solution = bisls.CG(iters=50, damp=True).solve(hessian, b, {})
+    assert cut.status is solution.status is bisls.Status.NEGATIVE_CURVATURE
+    damping = float(solution.state["damping"])
+    assert damping > 0.5  # enough for H + s I to be positive definite
+    torch.testing.assert_close(solution.z, b / (spectrum + damping), rtol=1e-6, atol=0)
+    assert torch.dot(solution.z, b) > 0  # a descent direction, whatever the curvature
+    assert len(products) < 150
+    # the next solve begins with half of it, and a Hessian that has become positive definite is soon solved undamped
+    spectrum = spectrum.abs()
+    state = solution.state
+    for _ in range(60):
+        solution = bisls.CG(iters=50, damp=True).solve(hessian, b, state)
+        state = solution.state
+    assert solution.status is bisls.Status.OK
+    torch.testing.assert_close(solution.z, b / spectrum, rtol=1e-6, atol=0)

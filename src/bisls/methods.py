@@ -97,7 +97,7 @@ class BiSLS(Solver):
             problem,
             direction=direction or Denoised(b2=0.999),
             response=response or Tangent(),
-            hypergrad=hypergrad or Implicit(Direct(CG(tol=1e-3, iters=50, damp=True)), spread=4.0),
+            hypergrad=hypergrad or Implicit(Direct(CG(tol=1e-3, iters=50, damp=True, stretch=10)), spread=4.0),
             upper_step=upper_step or Armijo(start=alpha, sufficient=0.5, expand=True, uphill=1.0),
             lower_step=lower_step or Curvature(start=beta, trials=20, every=30, recent=0.05, watch=True),
             lower_iters=lower_iters,

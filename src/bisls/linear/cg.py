@@ -12,6 +12,8 @@ from bisls.linear.base import Operator, Solution, State
 from bisls.record import Status
 from bisls.vector import dot, norm
 
+ROUGH = 0.01  # a relative residual above this is too much for a hypergradient
+
 
 @dataclass(frozen=True)
 class CG:
@@ -28,6 +30,8 @@ class CG:
         tol: Relative residual at which to stop, at least 0. In single precision anything below 1e-6 means "as far as it goes".
         warm: Start from the solution of the previous, similar system (one more product).
         damp: Where H is not positive definite, solve with H + s I.
+        stretch: Where the residual is above 1e-2 after ``iters``, and less than half of what it was ``iters`` before, go on:
+            up to so many times ``iters``, at least 1. A solution that is too rough may point uphill.
 
     Examples:
         >>> import torch
@@ -41,10 +45,12 @@ class CG:
     tol: float = 1e-10
     warm: bool = False
     damp: bool = False
+    stretch: int = 1
 
     def __post_init__(self) -> None:
         require(self, "iters", self.iters >= 1, "must be at least 1")
         require(self, "tol", self.tol >= 0, "must be at least 0")
+        require(self, "stretch", self.stretch >= 1, "must be at least 1")
 
     def solve(self, hessian: Operator, b: Tensor, state: State) -> Solution:
         """Solve H z = b."""
@@ -84,10 +90,14 @@ class CG:
         r = b - hz if not damping else b - hz - damping * z
         p = r.clone()
         rr = dot(r, r)
-        pp, largest = rr, 0.0
-        for used in range(iters):
+        pp, largest, mark = rr, 0.0, rr
+        for used in range(iters * self.stretch):
             if rr**0.5 <= self.tol * scale:
                 return Status.OK, used, 0.0, largest
+            if used and used % iters == 0:
+                if rr**0.5 <= ROUGH * scale or rr > 0.25 * mark:
+                    return Status.MAX_ITERS, used, 0.0, largest
+                mark = rr
             hp = hessian(p)
             curvature, length = dot(p, hp), norm(hp)
             if not abs(curvature) < float("inf"):
@@ -106,4 +116,4 @@ class CG:
             rr, before = dot(r, r), rr
             torch.add(r, p, alpha=rr / before, out=p)
             pp = rr + (rr / before) ** 2 * pp  # r is orthogonal to the p before
-        return Status.OK if rr**0.5 <= self.tol * scale else Status.MAX_ITERS, iters, 0.0, largest
+        return Status.OK if rr**0.5 <= self.tol * scale else Status.MAX_ITERS, iters * self.stretch, 0.0, largest
