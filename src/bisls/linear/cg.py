@@ -30,8 +30,8 @@ class CG:
         tol: Relative residual at which to stop, at least 0. In single precision anything below 1e-6 means "as far as it goes".
         warm: Start from the solution of the previous, similar system (one more product).
         damp: Where H is not positive definite, solve with H + s I.
-        stretch: Where the residual is above 1e-2 after ``iters``, and less than half of what it was ``iters`` before, go on:
-            up to so many times ``iters``, at least 1. A solution that is too rough may point uphill.
+        stretch: Where the residual is above 1e-2 after ``iters``, and there still is progress, go on: up to so many times
+            ``iters``, at least 1. A solution that is too rough may point uphill.
 
     Examples:
         >>> import torch
@@ -90,14 +90,15 @@ class CG:
         r = b - hz if not damping else b - hz - damping * z
         p = r.clone()
         rr = dot(r, r)
-        pp, largest, mark = rr, 0.0, rr
+        pp, largest, gained, mark = rr, 0.0, 0.0, 0.0
         for used in range(iters * self.stretch):
             if rr**0.5 <= self.tol * scale:
                 return Status.OK, used, 0.0, largest
             if used and used % iters == 0:
-                if rr**0.5 <= ROUGH * scale or rr > 0.25 * mark:
+                # the residual may rise on the way; <z, H z> / 2 - <z, b> falls with every iteration
+                if rr**0.5 <= ROUGH * scale or gained - mark <= 1e-4 * gained:
                     return Status.MAX_ITERS, used, 0.0, largest
-                mark = rr
+                mark = gained
             hp = hessian(p)
             curvature, length = dot(p, hp), norm(hp)
             if not abs(curvature) < float("inf"):
@@ -108,6 +109,7 @@ class CG:
             if damped <= max(eps * pp**0.5 * length, 1e-2 * damping * pp):
                 return Status.NEGATIVE_CURVATURE, used + 1, curvature / pp, largest
             a = rr / damped
+            gained += a * rr
             z.add_(p, alpha=a)
             hz.add_(hp, alpha=a)
             r.sub_(hp, alpha=a)
