@@ -422,7 +422,7 @@ VALUES = st.one_of(
             lambda t: -t * 1e300,
             lambda t: t * 1e300,
             lambda t: (t - 1.0) ** 2 if t < 1e100 else inf,
-            lambda t: math.sin(1.0 / t) if t > 0 else 0.0,
+            lambda t: math.sin(1.0 / t) if t > 1e-300 else 0.0,
             lambda t: nan if t > 1e-3 else -t,
         ]
     ),
@@ -432,6 +432,8 @@ VALUES = st.one_of(
 
 @fuzz(400)
 @example(bisls.Armijo(shrink=0.5), 2.9e-287, -1.2e37, lambda t: 2.0, 1.0, None, None, 0)
+@example(bisls.DecreasingPolyak(c=1e308, max_step=2.0), 9e307, -0.5, float, 1.0, None, None, 2)
+@example(bisls.Curvature(None, 1, 1, 0.0, True), 0.0, -1.0, lambda t: nan, 1.0, None, 6e-265, 0)
 @example(bisls.Decay(1.0, 1e9), 1.0, -1.0, float, 1.0, None, None, 7)
 @example(bisls.Armijo(sufficient=1e-30), 1.0, -1e-299, float, 1.0, None, None, 0)
 @given(

@@ -91,8 +91,8 @@ class Interpolate:
     def shorten(self, line: Line, t: float, value: float) -> float:
         """The next trial after the value at t failed."""
         bend = value - line.value - line.slope * t
-        if not 0 < bend < inf:
-            return t * (self.low if not isfinite(value) else self.high)
+        if not 0 < bend < 1e307:  # twice as much must be a number too
+            return t * (self.low if not isfinite(value) or bend > 0 else self.high)
         return min(max(-line.slope * t * t / (2 * bend), self.low * t), self.high * t)
 
 

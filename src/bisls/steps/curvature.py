@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import inf, isfinite, isnan
 
 from bisls._check import require
 from bisls.line import Line
 from bisls.record import Status
 from bisls.steps.base import Memory, Step, trouble
 
+LEAST = 1e-290  # shorter steps are not measured: one over them would not be a number
 FADE = 0.97  # how fast the largest squared gradient of late is forgotten, a call
 
 
@@ -62,7 +63,7 @@ class Curvature:
             return self._begin(line, memory)
         memory, due = self._noted(line.slope, memory)
         size, count = min(memory.step or inf, line.max_step), memory.extra[0]
-        if not due:
+        if not due or size < LEAST:
             return Step(size, memory.later())
         q, value = self._measure(line, size)
         if q is None:
@@ -71,11 +72,14 @@ class Curvature:
         m, weight, checks = 1.0 / (memory.step or size), max(1.0 / (count + 1), self.recent), 1
         while self.watch and q * size >= 2.0 and checks < 50:
             size = max(1.0 / q, 0.1 * size)
+            if size < LEAST:
+                return Step(0.0, memory.later(), checks, Status.NON_FINITE if not isfinite(value) else Status.CAPPED)
             shown, value = self._measure(line, size)
             q, m, weight, checks = shown or 1.0 / size, 1.0 / size, 1.0, checks + 1
         m += weight * (min(max(q, 0.5 * m), 10.0 * m) - m)
-        later = replace(memory, k=memory.k + 1, step=1.0 / m, extra=(count + 1, *memory.extra[1:]))
-        return Step(min(1.0 / m, line.max_step), later, checks)
+        found = 1.0 / max(m, 1e-300)
+        later = replace(memory, k=memory.k + 1, step=found, extra=(count + 1, *memory.extra[1:]))
+        return Step(min(found, line.max_step), later, checks)
 
     def blind(self, slope: float, k: int, memory: Memory) -> Step | None:
         """The step where none is measured, so that the loss need not be evaluated; None where one is."""
@@ -98,6 +102,8 @@ class Curvature:
         limit = min(most, 4.0 * (abs(line.value) or 1.0) / max(-line.slope, 1e-300))
         start = self.start or (abs(line.value) or 1.0) / max(-line.slope, 1e-300)
         t, inside, finite, shown = min(start, limit), False, False, not self.watch
+        if t < LEAST:  # a loss so small beside its slope that no step is a number
+            return Step(0.0, memory.later(), status=Status.STATIONARY)
         for checks in range(1, 101):
             q, value = self._measure(line, t)
             finite, shown = finite or isfinite(value), shown or q is not None
@@ -132,4 +138,5 @@ class Curvature:
             return 10.0 / t, value
         if -line.slope * t <= 2 * line.rounding:
             return None, value
-        return 2 * ((value - line.value) / (t * -line.slope) + 1.0) / t, value
+        q = 2 * ((value - line.value) / (t * -line.slope) + 1.0) / t
+        return (10.0 / t if isnan(q) else q), value

@@ -86,8 +86,9 @@ class DecreasingPolyak:
             # k stays as well: it counts the terms of the recursion, and this one was left out
             return Step(0.0, memory, status=problem)
         k = memory.k
-        bound = self.c * self.max_step if memory.step is None else self.c * sqrt(k) * memory.step
-        size = min(_ratio(line, self.f_min), bound) / (self.c * sqrt(k + 1))
+        # c stands on both sides of the second bound; left out, it can't overflow
+        bound = self.max_step / sqrt(k + 1) if memory.step is None else memory.step * (sqrt(k) / sqrt(k + 1))
+        size = min(_ratio(line, self.f_min) / self.c / sqrt(k + 1), bound)
         if size == 0.0:  # underflow; remembered, it would end the recursion
             return Step(0.0, memory, status=Status.STATIONARY)
         return Step(min(size, line.max_step), memory.later(size))
