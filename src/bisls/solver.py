@@ -24,7 +24,7 @@ from bisls.record import Record, Status, worst
 from bisls.response.base import Ray, Response, Scene, State
 from bisls.response.frozen import Frozen
 from bisls.steps.base import Memory, Step, StepRule
-from bisls.vector import dot, finite, norm
+from bisls.vector import dot, norm
 
 logger = logging.getLogger(__name__)
 
@@ -344,7 +344,7 @@ class Solver:
             if step.size > 0:
                 loop.beta = self._beta = step.size
             y = self._lower_point(y, here.grad, step.size)
-            if step.size * loop.last > FAR and not finite(y):
+            if (step.size * loop.last > FAR or not self.problem.y.alike) and not self.problem.y.holds(y):
                 y, loop.status = before, Status.NON_FINITE
             if averages:
                 self._averaged(y)
@@ -363,7 +363,7 @@ class Solver:
         step = linear.solve(graph.hessian, graph.grad, {}).z
         before = self.problem.y.read()
         y = self._lower_point(before, step, 1.0)
-        if not finite(y):
+        if not self.problem.y.holds(y):
             return 0
         self.problem.y.write_(y)
         if not self.oracle.lower_value(batch, graph.moment) < graph.value:
@@ -373,7 +373,7 @@ class Solver:
     def _lower_choose(self, here: LowerPoint, batch: Any, y: Tensor, square: float) -> Step:
         def at(t: float) -> float:
             point = self._lower_point(y, here.grad, t)
-            if not finite(point):
+            if not self.problem.y.holds(point):
                 return float("inf")
             return self.oracle.lower_value(batch, here.moment, point)
 
@@ -411,7 +411,7 @@ class Solver:
                 x = self.problem.upper_bounds.project(x, self.problem.x)
             if self.problem.lower_bounds is not None:
                 y = self.problem.lower_bounds.project(y, self.problem.y)
-            if not finite(x, y):
+            if not (self.problem.x.holds(x) and self.problem.y.holds(y)):
                 x, y, taken = scene.x, scene.y, 0.0
         self._write(x, y)
         average = self._states["average"]
@@ -480,15 +480,21 @@ class Solver:
                 f"`{type(self).__name__}.load_state_dict(...)`: the state is of a problem with {len(good[0])} upper and "
                 f"{len(good[1])} lower parameters, this one has {self.problem.x.numel} and {self.problem.y.numel}"
             )
-        upper, lower = _unpacked(state["upper_memory"]), _unpacked(state["lower_memory"])
-        self.k = int(state["k"])
-        self._upper_memory, self._lower_memory = upper, lower
-        self._beta = float(state["beta"])
-        states = {name: state["states"].get(name, {}) for name in _PARTS}
-        self._states = {name: {key: t.clone() for key, t in part.items()} for name, part in states.items()}
-        self._failures = int(state["failures"])
+        try:  # all is read before anything is changed
+            upper, lower = _unpacked(state["upper_memory"]), _unpacked(state["lower_memory"])
+            k, beta, failed = int(state["k"]), float(state["beta"]), int(state["failures"])
+            states = {name: state["states"].get(name, {}) for name in _PARTS}
+            copies: dict[str, State] = {
+                name: {key: t.clone() for key, t in part.items()} for name, part in states.items()
+            }
+            point = None if good is None else (good[0].clone(), good[1].clone())
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"`{type(self).__name__}.load_state_dict(...)`: not the state of a solver ({error}); nothing was loaded"
+            ) from error
+        self.k, self._beta, self._failures, self._good = k, beta, failed, point
+        self._upper_memory, self._lower_memory, self._states = upper, lower, copies
         self._last_batch, self._loaded = state["last_batch"], True
-        self._good = None if good is None else (good[0].clone(), good[1].clone())
 
     def __repr__(self) -> str:
         parts = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from math import isfinite
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
@@ -92,6 +92,10 @@ class Vector:
             ]
         )
 
+    def holds(self, flat: Tensor) -> bool:
+        """Whether the parameters can hold a flat vector: finite, and within the range of each one's own precision."""
+        return finite(flat) if self.alike else finite(*self.cast(flat))
+
     def zeros(self) -> Tensor:
         """A flat vector of zeros."""
         return torch.zeros(self.numel, dtype=self.dtype, device=self.device)
@@ -99,12 +103,18 @@ class Vector:
 
 def dot(left: Tensor, right: Tensor) -> float:
     """The inner product of two flat vectors as a Python number."""
-    return torch.dot(left, right).item()
+    value = torch.dot(left, right).item()
+    if left.dtype is not torch.float64 and not 1e-30 < abs(value) < inf:  # products that single precision cannot hold
+        return torch.dot(left.double(), right.double()).item()
+    return value
 
 
 def norm(vector: Tensor) -> float:
     """The Euclidean norm of a flat vector as a Python number."""
-    return torch.linalg.vector_norm(vector).item()
+    size = torch.linalg.vector_norm(vector).item()
+    if vector.dtype is not torch.float64 and not 1e-15 < size < inf:  # squares that single precision cannot hold
+        return torch.linalg.vector_norm(vector, dtype=torch.float64).item()
+    return size
 
 
 def finite(*vectors: Tensor) -> bool:

@@ -109,6 +109,8 @@ class CG:
             if damped <= max(eps * pp**0.5 * length, 1e-2 * damping * pp):
                 return Status.NEGATIVE_CURVATURE, used + 1, curvature / pp, largest
             a = rr / damped
+            if not a < torch.finfo(b.dtype).max:  # as good as no curvature: not a number of this precision
+                return Status.NEGATIVE_CURVATURE, used + 1, 0.0, largest
             gained += a * rr
             z.add_(p, alpha=a)
             hz.add_(hp, alpha=a)

@@ -14,7 +14,6 @@ from bisls.line import Line
 from bisls.oracle import Oracle, UpperPoint
 from bisls.record import Status
 from bisls.still import Moment
-from bisls.vector import finite
 
 State = Mapping[str, Tensor]
 
@@ -66,7 +65,8 @@ class Scene:
     def value_at(self, batch: Any, moment: Moment, t: float, y: Tensor) -> float:
         """f on one batch at ``x - t search`` and the y given; a point that is not finite is not written anywhere."""
         x = self.x - t * self.search
-        if not finite(x, y):
+        problem = self.oracle.problem
+        if not (problem.x.holds(x) and problem.y.holds(y)):
             return float("inf")
         self.oracle.problem.x.write_(x)
         self.oracle.problem.y.write_(y)

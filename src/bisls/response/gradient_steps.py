@@ -34,9 +34,11 @@ class GradientSteps:
         estimate, oracle = scene.estimate, scene.oracle
 
         def at(t: float) -> float:
-            y = scene.y
+            x, y = scene.x - t * scene.search, scene.y
             for _ in range(self.n):
-                oracle.problem.x.write_(scene.x - t * scene.search)
+                if not (oracle.problem.x.holds(x) and oracle.problem.y.holds(y)):
+                    return float("inf")
+                oracle.problem.x.write_(x)
                 y = y - scene.beta * oracle.lower(scene.lower_batch, y, replay=scene.here.moment).grad
             return scene.value_at(scene.upper_batch, scene.here.moment, t, y)
 

@@ -86,7 +86,7 @@ class Tangent:
         if not self.exact and scene.alpha:
             t = DIFFERENCE * scene.alpha
             x = scene.x - t * d
-            if finite(x):
+            if problem.x.holds(x):
                 with problem.x.lent(x):
                     there = scene.oracle.lower(graph.batch, replay=graph.moment)
                 change = graph.grad - there.grad
@@ -119,7 +119,7 @@ class Tangent:
         for _ in range(20):
             x_t, y_t = scene.x - t * scene.search, scene.y + t * u
             far = float("inf")
-            if finite(x_t, y_t):
+            if oracle.problem.x.holds(x_t) and y.holds(y_t):
                 oracle.problem.x.write_(x_t)
                 there = oracle.lower(graph.batch, y_t, replay=graph.moment)
                 far = norm(there.grad - graph.grad - t * drift)
