@@ -380,7 +380,7 @@ class Solver:
         return self.lower_step.choose(Line(here.value, -square, at, eps=here.eps, clock=self.k), self._lower_memory)
 
     def _lower_point(self, y: Tensor, gradient: Tensor, t: float) -> Tensor:
-        point = torch.add(y, gradient, alpha=-t)
+        point = torch.add(y, gradient, alpha=-t) if t < FAR else y - t * gradient  # the first refuses what overflows
         bounds = self.problem.lower_bounds
         return point if bounds is None else bounds.project(point, self.problem.y)
 

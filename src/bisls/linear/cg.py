@@ -118,6 +118,8 @@ class CG:
             if damping:
                 r.sub_(p, alpha=a * damping)
             rr, before = dot(r, r), rr
+            if not rr / before < torch.finfo(b.dtype).max:  # it diverges
+                return Status.NON_FINITE, used + 1, 0.0, largest
             torch.add(r, p, alpha=rr / before, out=p)
             pp = rr + (rr / before) ** 2 * pp  # r is orthogonal to the p before
         return Status.OK if rr**0.5 <= self.tol * scale else Status.MAX_ITERS, iters * self.stretch, 0.0, largest
