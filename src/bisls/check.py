@@ -13,7 +13,7 @@ from torch import Tensor
 from bisls._check import require_argument, whole
 from bisls.directions.base import State
 from bisls.directions.lbfgs import LBFGS
-from bisls.hypergrad.base import HypergradientMethod
+from bisls.hypergrad.base import HypergradientMethod, must_estimate
 from bisls.line import Line
 from bisls.linear.cg import CG
 from bisls.oracle import Oracle
@@ -129,9 +129,7 @@ def check_hypergradient(
     """
     for name, number in (("directions", directions), ("lower_iters", lower_iters)):
         require_argument("check_hypergradient", name, number, whole(number, 1), "must be a whole number, at least 1")
-    usable = callable(getattr(method, "estimate", None)) and not isinstance(method, type)
-    rule = "must be a hypergradient such as Implicit(CG())"
-    require_argument("check_hypergradient", "method", method, usable, rule)
+    must_estimate("check_hypergradient", method)
     oracle = Oracle(problem)
     precision = torch.finfo(torch.promote_types(problem.x.dtype, problem.y.dtype)).eps
     tolerance = tolerance if tolerance is not None else (1e-5 if precision < 1e-10 else 2e-2)

@@ -88,10 +88,9 @@ class LowerGraph:
         self.value = _number(products.value)
         self.eps = oracle.precision("lower_loss", products.value)
         parts = [None if part is None else part.detach() for part in products.grad]
-        self.grad = mean_over_ranks(problem.y.join(parts))
-        self._mean = (
-            mean_over_ranks if isinstance(products, Graph) else _itself
-        )  # a tape is played by one process alone
+        # a tape is played by one process alone
+        self._mean = mean_over_ranks if isinstance(products, Graph) else _itself
+        self.grad = self._mean(problem.y.join(parts))
         self._free = self._not_held()
 
     def _not_held(self) -> Tensor | None:
@@ -130,13 +129,13 @@ class LowerGraph:
         self._oracle.cost.mixed_products += 1
         x, y = self._oracle.problem.x, self._oracle.problem.y
         inner = v if self._free is None else v * self._free
-        return mean_over_ranks(x.join(self._products.mixed(y.cast(inner))))
+        return self._mean(x.join(self._products.mixed(y.cast(inner))))
 
     def mixed_transposed(self, d: Tensor) -> Tensor:
         """The mixed product ``g_yx d`` of a vector like x: how the lower gradient changes along d, like y."""
         self._oracle.cost.mixed_products += 1
         x, y = self._oracle.problem.x, self._oracle.problem.y
-        product = mean_over_ranks(y.join(self._products.mixed_transposed(x.cast(d))))
+        product = self._mean(y.join(self._products.mixed_transposed(x.cast(d))))
         return product if self._free is None else product * self._free
 
 
@@ -238,7 +237,7 @@ class Oracle:
 
     Args:
         problem: The problem to look at.
-        tape: Play the lower loss from its recorded operations where that gives the same numbers (see `Bilevel`).
+        tape: Play the losses from their recorded operations where that gives the same numbers (see `Bilevel`).
     """
 
     def __init__(self, problem: Bilevel, tape: bool = False):
@@ -258,7 +257,7 @@ class Oracle:
         self._must_require_grad()
         self.cost.upper_gradients += 1
         n = len(problem.x.tensors)
-        player = self._upper_players.find(batch) if self._taping else None
+        player = self._upper_player(batch)
         if player is not None:
             played, *own = player.play("point", batch)
             point = UpperPoint(
@@ -292,15 +291,16 @@ class Oracle:
         """
         problem = self.problem
         self.cost.lower_gradients += 1
-        player = self._player(batch)
+        player = self._lower_player(batch)
         if player is not None:
             parts = problem.y.tensors if y is None else problem.y.cast(y)
             frozen, eps = self._frozen, self._precisions["lower_loss"]
-            grad = problem.y.join(player.play("gradient", batch, parts, frozen))
             if frozen is not None and y is not None:  # neither x nor this y will change before somebody asks
+                grad = problem.y.join(player.play("gradient", batch, parts, frozen))
                 return LowerPoint(lambda: player.play("value", batch, parts, frozen)[0].item(), grad, None, eps)
-            found = player.play("value", batch, parts, frozen)[0].item()
-            return LowerPoint(lambda: found, grad, None, eps)
+            value, *own = player.play("point", batch, parts, frozen)
+            found = value.item()
+            return LowerPoint(lambda: found, problem.y.join(own), None, eps)
         if y is not None:
             problem.y.write_(y)
         with nullcontext() if replay is None else problem.probing(replay):
@@ -328,7 +328,7 @@ class Oracle:
         problem = self.problem
         self.cost.lower_graphs += 1
         self._must_require_grad()
-        player = self._player(batch)
+        player = self._lower_player(batch)
         if player is not None:
             graph = LowerGraph(self, batch, player.graph(batch, problem.y.tensors), problem.moment())
             if check:
@@ -355,9 +355,13 @@ class Oracle:
         if not (same or value == played or (isnan(value) and isnan(played))):
             raise Outdated
 
-    def _player(self, batch: Any) -> LowerPlayer | None:
+    def _lower_player(self, batch: Any) -> LowerPlayer | None:
         """What plays the lower loss on a batch like this one, or None where the loss itself is called."""
         return self._lower_players.find(batch) if self._taping else None
+
+    def _upper_player(self, batch: Any) -> UpperPlayer | None:
+        """The same for the upper loss."""
+        return self._upper_players.find(batch) if self._taping else None
 
     def _record_lower(self, batch: Any) -> LowerPlayer:
         x, y = self.problem.x.tensors, self.problem.y.tensors
@@ -411,7 +415,7 @@ class Oracle:
     def upper_value(self, batch: Any, replay: Moment | None = None) -> float:
         """f at the present (x, y) as a probe: without grad, with random state and buffers put back."""
         self.cost.upper_values += 1
-        player = self._upper_players.find(batch) if self._taping else None
+        player = self._upper_player(batch)
         if player is not None:
             return float(player.play("value", batch)[0].item())
         return self._probe("upper_loss", lambda: self.problem.upper_loss(batch), replay)
@@ -422,7 +426,7 @@ class Oracle:
         Where y is given and the loss itself has to be called, y is written first.
         """
         self.cost.lower_values += 1
-        player = self._player(batch)
+        player = self._lower_player(batch)
         if player is not None:
             parts = self.problem.y.tensors if y is None else self.problem.y.cast(y)
             return float(player.play("value", batch, parts, self._frozen)[0].item())

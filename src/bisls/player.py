@@ -16,9 +16,7 @@ logger = logging.getLogger(__name__)
 
 KINDS = 4  # a tape for each kind of batch (the last one of an epoch may be shorter), so many at most
 CHANGES = 3  # a loss that has changed so often since it was recorded is not recorded again
-BATCHED = (
-    100_000  # products of many vectors at once must stay small: where they are not, their arithmetic is what costs
-)
+BATCHED = 100_000  # many products at once must make no more numbers than this: beyond, their arithmetic is what costs
 _FAILURES = (RuntimeError, TypeError, IndexError, ValueError)
 
 Tensors = Sequence[Tensor]
@@ -103,7 +101,7 @@ class LowerPlayer(Player):
     def __init__(self, compute: Callable[[], Outputs], x: Tensors, y: Tensors, vectors: Tensors, batch: Any):
         super().__init__(batch, Tape(compute, [x, _leaves(batch), y, vectors]))
         self._x, self._n = x, len(y)
-        self._programs = {name: self._tape.program(name, last=3) for name in ("value", "gradient")}
+        self._programs = {name: self._tape.program(name, last=3) for name in ("value", "gradient", "point")}
         self._graph = self._tape.program("point", "hessian", "mixed", "mixed_transposed")
         self._tape.finish()
 

@@ -351,56 +351,12 @@ def _quick(call: Any) -> Callable[..., Any]:
 
 _WITH_NUMBERS = {"aten::mul", "aten::div", "aten::add", "aten::sub"}
 _QUICK = {
-    *(
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "neg",
-        "rsub",
-        "mv",
-        "mm",
-        "bmm",
-        "dot",
-        "addmm",
-        "sum",
-        "mean",
-        "amax",
-        "logsumexp",
-        "where",
-    ),
-    *(
-        "exp",
-        "log",
-        "log1p",
-        "expm1",
-        "sqrt",
-        "rsqrt",
-        "square",
-        "pow",
-        "reciprocal",
-        "abs",
-        "sign",
-        "sin",
-        "cos",
-        "sigmoid",
-    ),
-    *(
-        "tanh",
-        "relu",
-        "clamp",
-        "maximum",
-        "minimum",
-        "t",
-        "transpose",
-        "unsqueeze",
-        "squeeze",
-        "cat",
-        "stack",
-        "gather",
-    ),
-    "index_select",
-}
+    "add", "sub", "mul", "div", "neg", "rsub", "mv", "mm", "bmm",
+    "dot", "addmm", "sum", "mean", "amax", "logsumexp", "where", "exp", "log",
+    "log1p", "expm1", "sqrt", "rsqrt", "square", "pow", "reciprocal", "abs", "sign",
+    "sin", "cos", "sigmoid", "tanh", "relu", "clamp", "maximum", "minimum", "t",
+    "transpose", "unsqueeze", "squeeze", "cat", "stack", "gather", "index_select",
+}  # fmt: skip
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -93,11 +93,7 @@ def hypergradient(problem: Bilevel, upper_batch: Any, lower_batch: Any, method: 
         >>> bisls.hypergradient(problem, None, None, bisls.Implicit(bisls.CG(iters=10))).flat  # 4 (x - 3)
         tensor([-10.])
     """
-    if not callable(getattr(method, "estimate", None)) or isinstance(method, type):
-        wrap = f"; wrap the linear solver: `Implicit({method!r})`" if hasattr(method, "solve") else ""
-        raise ValueError(
-            f"`hypergradient(method={method!r})`: method must be a hypergradient such as `Implicit(CG())`{wrap}"
-        )
+    must_estimate("hypergradient", method)
     hg = method.estimate(Oracle(problem), upper_batch, lower_batch, {})
     if not abs(hg.value) < float("inf"):
         raise FloatingPointError(
@@ -106,6 +102,13 @@ def hypergradient(problem: Bilevel, upper_batch: Any, lower_batch: Any, method: 
     if not bool(torch.isfinite(hg.flat).all()):
         raise FloatingPointError(f"`hypergradient(...)`: the estimate is not finite. {Status.NON_FINITE.advice}")
     return hg
+
+
+def must_estimate(call: str, method: Any) -> None:
+    """Refuse what is no hypergradient method; a linear solver is shown how to become one."""
+    if not callable(getattr(method, "estimate", None)) or isinstance(method, type):
+        wrap = f"; wrap the linear solver: `Implicit({method!r})`" if hasattr(method, "solve") else ""
+        raise ValueError(f"`{call}(method={method!r})`: method must be a hypergradient such as `Implicit(CG())`{wrap}")
 
 
 def next_batch(batch: Any) -> Any:

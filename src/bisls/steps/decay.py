@@ -44,4 +44,5 @@ class Decay:
 
     def blind(self, slope: float, k: int, memory: Memory) -> Step | None:
         """The step at k, which no value changes."""
-        return Step(self.bound(k), memory.later(self.bound(k)))
+        size = self.bound(k)
+        return Step(size, memory.later(size))
