@@ -272,7 +272,25 @@ def test_a_tape_in_stages_computes_what_does_not_change_once():
     with torch.no_grad():
         before = program.carry(0, (), [a])
         assert torch.equal(before[0][0], a.exp())
-        assert torch.equal(program.play("out", before, [b])[0], (a.exp() * b).sum())
+        assert torch.equal(program.ready("out", before)([b])[0], (a.exp() * b).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_factors_that_are_powers_of_two_move_and_nothing_is_computed_twice(dtype):
+    w, y = torch.rand(5, dtype=dtype, requires_grad=True), torch.rand(5, dtype=dtype, requires_grad=True)
+
+    def compute():
+        (gradient,) = torch.autograd.grad(0.5 * (w * y**2).sum() + 0.5 * (w * y * y).sum(), y)
+        return {"gradient": [gradient], "third": [(0.3 * w) * y], "many": [(2.0**-40 * w) * y]}
+
+    tape = Tape(compute, [[w], [y]])
+    expected = compute()
+    with torch.no_grad():
+        for name, [own] in expected.items():
+            program = tape.program(name)
+            assert torch.equal(program.ready(name, program.carry(0, (), [w]))([y])[0], own), name
+    products = [op for op in tape._ops if op.call is torch.ops.aten.mul.Tensor and op.level == 2]
+    assert len({frozenset(op.uses) for op in products}) == len(products)
 
 
 def test_an_output_in_place_of_a_view_is_refused():

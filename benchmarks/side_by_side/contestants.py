@@ -69,7 +69,7 @@ BOTH = tuple(product(UPPER, LOWER))
 ABOVE = tuple((alpha, 0.2) for alpha in UPPER)
 CEILED = tuple(product(UPPER, CEILINGS))
 # hyper-representation: rates that a LeNet can bear
-LENET = tuple(product((3e-4, 1e-3, 3e-3), (0.003, 0.01, 0.03)))
+LENET = tuple(product((1e-4, 3e-4, 1e-3, 3e-3), (0.003, 0.01, 0.03)))
 
 
 @dataclass(frozen=True)

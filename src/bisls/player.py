@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from bisls.tape import Program, Tape
+from bisls.tape import Play, Program, Tape
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,16 @@ class Outdated(Exception):
     """A tape gives other numbers than the loss does now."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What plays an output on one batch, at one x."""
+
+    batch: Any
+    play: Play
+    frozen: object | None = None
+    x: tuple[Any, ...] = ()
+
+
 class Player:
     """Plays a loss on batches of one kind. To be used where autograd records nothing (`torch.no_grad`).
 
@@ -37,7 +48,7 @@ class Player:
 
     def __init__(self, batch: Any, tape: Tape):
         self._kind, self._tape = _kind(batch), tape
-        self._kept: dict[str, tuple[Any, ...]] = {}
+        self._kept: dict[str, _Ready] = {}
 
     @property
     def stale(self) -> bool:
@@ -76,9 +87,9 @@ class UpperPlayer(Player):
         program = self._programs[name]
         try:
             kept = self._kept.get(name)
-            if kept is None or kept[0] is not batch:
-                self._kept[name] = kept = (batch, program.carry(0, (), _leaves(batch)))
-            return program.play(name, kept[1], self._parameters)
+            if kept is None or kept.batch is not batch:
+                self._kept[name] = kept = _Ready(batch, program.ready(name, program.carry(0, (), _leaves(batch))))
+            return kept.play(self._parameters)
         except _FAILURES as error:
             raise Outdated from error
 
@@ -107,16 +118,19 @@ class LowerPlayer(Player):
 
     def play(self, name: str, batch: Any, y: Tensors, frozen: object | None) -> tuple[Any, ...]:
         """An output at the present x and this y. While ``frozen`` is the same object, x is taken to be the same."""
-        program = self._programs[name]
         try:
             kept = self._kept.get(name)
-            if kept is None or frozen is None or kept[0] is not frozen:
-                kept = (frozen, None, program.carry(0, (), self._x), None)
-            if kept[1] is not batch or kept[3] is None:
-                self._kept[name] = kept = (frozen, batch, kept[2], program.carry(1, kept[2], _leaves(batch)))
-            return program.play(name, kept[3], y)
+            if kept is None or frozen is None or kept.frozen is not frozen:
+                self._kept[name] = kept = self._ready(name, batch, frozen, self._programs[name].carry(0, (), self._x))
+            elif kept.batch is not batch:
+                self._kept[name] = kept = self._ready(name, batch, frozen, kept.x)
+            return kept.play(y)
         except _FAILURES as error:
             raise Outdated from error
+
+    def _ready(self, name: str, batch: Any, frozen: object | None, x: tuple[Any, ...]) -> _Ready:
+        program = self._programs[name]
+        return _Ready(batch, program.ready(name, program.carry(1, x, _leaves(batch))), frozen, x)
 
     def graph(self, batch: Any, y: Tensors) -> Played:
         """Everything at the present x and this y."""
@@ -132,9 +146,10 @@ class Played:
     """Value, gradient and products of second derivatives at one point, from a tape."""
 
     def __init__(self, program: Program, before: tuple[Any, ...], lower: int, size: float):
-        self._program, self._before, self._size = program, before, size
+        self._size = size
         self._none: tuple[Tensor | None, ...] = (None,) * lower
-        self.value, *self.grad = program.play("point", before, ())
+        self._play = {name: program.ready(name, before) for name in ("hessian", "mixed", "mixed_transposed")}
+        self.value, *self.grad = program.ready("point", before)(())
 
     def hessian(self, v: Tensors) -> Sequence[Tensor | None]:
         """``g_yy v``."""
@@ -155,13 +170,13 @@ class Played:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # an operation without a rule for batches says so in a warning
-                return torch.func.vmap(lambda *one: self._program.play("hessian", self._before, one))(*v)
+                return torch.func.vmap(lambda *one: self._play["hessian"](one))(*v)
         except (*_FAILURES, UserWarning):
             return None
 
     def _product(self, name: str, inputs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         try:
-            return self._program.play(name, self._before, inputs)
+            return self._play[name](inputs)
         except _FAILURES as error:
             raise Outdated from error
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from math import frexp
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+Play = Callable[[Sequence[Tensor | None]], tuple[Any, ...]]
+
 LARGE = 30_000  # where an operation makes more numbers than this on average, its own arithmetic hides the cost of calling it
+POWERS = 2  # as powers of two, so large are the factors that may move: products keep clear of the ends of the range
 _ALIASES = {"detach", "alias", "lift_fresh"}
 _SHAPES_ONLY = {"ones_like", "zeros_like", "full_like", "new_zeros", "new_ones", "new_full"}
 
@@ -80,6 +85,9 @@ class Tape:
         self._ops: list[_Op] = []
         self._constants: list[Tensor] = []
         self._refs: dict[int, _Ref] = {}
+        self._numbers: dict[Any, int] = {}  # of the operations, by what they do
+        self._powers: dict[_Ref, tuple[int, tuple[_Ref, ...]]] = {}
+        self._twos: dict[tuple[int, torch.dtype], _Ref] = {}
         recorder = _Recorder()
         with recorder:
             found = {name: list(outputs) for name, outputs in compute().items()}
@@ -96,7 +104,7 @@ class Tape:
             name: [None if out is None else out.detach() for out in outputs] for name, outputs in found.items()
         }
         self._example = [tuple(tensor.detach().clone() for tensor in part) for part in inputs]
-        del self._keep, self._refs, self._made
+        del self._keep, self._refs, self._made, self._numbers, self._powers, self._twos
 
     @property
     def stale(self) -> bool:
@@ -138,14 +146,11 @@ class Tape:
                         tensor.detach().clone() if name in _SHAPES_ONLY else tensor.detach()
                     )
                 continue
-            if name == "mul" and self._by_one(args, out, uses):
-                self._refs[id(out)] = next(ref for ref in uses if self._level(ref) > 0)
-                continue
-            at = len(self._ops)
             self._made |= {_storage(tensor) for tensor in _tensors(out)}
-            self._ops.append(
-                _Op(call, new_args, new_kwargs, level, uses, out.dtype if isinstance(out, Tensor) else None)
-            )
+            if name in ("mul", "add") and not kwargs and self._all_alike(args, out):
+                self._refs[id(out)] = self._simplified(call, new_args, out.dtype)
+                continue
+            at = self._added(call, new_args, new_kwargs, out.dtype if isinstance(out, Tensor) else None)
             if isinstance(out, Tensor):
                 self._refs[id(out)] = _Ref(at)
             else:
@@ -187,15 +192,73 @@ class Tape:
             for tensor in _tensors(made)
         )
 
-    def _by_one(self, args: Any, out: Tensor, uses: set[_Ref]) -> bool:
-        varying = [ref for ref in uses if self._level(ref) > 0]
-        if len(varying) != 1 or len(args) != 2:
-            return False
-        one, other = (args[0], args[1]) if self._is_constant(args[0]) else (args[1], args[0])
-        return (
-            isinstance(one, Tensor) and isinstance(other, Tensor) and self._is_constant(one)
-            and other.shape == out.shape and other.dtype == out.dtype and bool((one == 1).all())
+    def _added(self, call: Any, args: Any, kwargs: dict[str, Any], dtype: torch.dtype | None) -> int:
+        """The number of an operation; one that is there already, on the same values, is not made twice."""
+        uses: set[_Ref] = set()
+        key = (call, _frozen(args, uses), _frozen(kwargs, uses))
+        if key not in self._numbers:
+            self._numbers[key] = len(self._ops)
+            self._ops.append(_Op(call, args, kwargs, max((self._level(ref) for ref in uses), default=0), uses, dtype))
+        return self._numbers[key]
+
+    def _all_alike(self, args: Any, out: Any) -> bool:
+        """Whether a product is of two tensors like the result, but for constants, which may be smaller."""
+        return len(args) == 2 and out.dtype in (torch.float32, torch.float64) and all(
+            isinstance(arg, Tensor) and arg.dtype == out.dtype and (arg.shape == out.shape or self._is_constant(arg))
+            for arg in args
         )  # fmt: skip
+
+    def _simplified(self, call: Any, args: Sequence[_Ref], dtype: torch.dtype) -> _Ref:
+        """A product, or a sum; factors that are a power of two move to what changes most rarely.
+
+        They change no digit wherever they stand (short of the ends of the range), and there they cost next to nothing. The
+        penalty ``0.5 (w * y * y).sum()`` has the gradient ``0.5 (w y) + (0.5 y) w``: twice the same ``(0.5 w) y``, so ``w y``.
+        """
+        if call is not _TIMES:
+            if args[0] != args[1]:
+                return self._made_of(call, args, dtype)
+            call, args = _TIMES, [args[0], self._two(1, dtype)]
+        parts = [self._factors(ref) for ref in args]
+        if sum(len(factors) for _, factors in parts) > 2:
+            parts = [part if len(part[1]) < 2 else (0, (ref,)) for part, ref in zip(parts, args, strict=True)]
+        power = sum(own for own, _ in parts)
+        factors = sorted((ref for _, own in parts for ref in own), key=lambda ref: (self._level(ref), ref.op, ref.part))
+        if abs(power) > POWERS:
+            return self._made_of(call, args, dtype)
+        if len(factors) == 1:
+            made = self._scaled(call, factors[0], power, dtype)
+        elif power and self._level(factors[0]) < self._level(factors[1]):
+            made = self._made_of(call, [self._scaled(call, factors[0], power, dtype), factors[1]], dtype)
+        else:
+            made = self._made_of(call, args if power else factors, dtype)
+        self._powers.setdefault(made, (power, tuple(factors)))
+        return made
+
+    def _factors(self, ref: _Ref) -> tuple[int, tuple[_Ref, ...]]:
+        """A value as a power of two times one or two others; the power alone where it is one."""
+        if ref not in self._powers:
+            self._powers[ref] = 0, (ref,)
+            if ref.op == _CONSTANT and ref.part is not None and (values := self._constants[ref.part]).numel():
+                first = values.reshape(-1)[0]
+                mantissa, exponent = frexp(first.item())
+                if mantissa == 0.5 and bool((values == first).all()):
+                    self._powers[ref] = exponent - 1, ()
+        return self._powers[ref]
+
+    def _scaled(self, call: Any, ref: _Ref, power: int, dtype: torch.dtype) -> _Ref:
+        if power == 0:
+            return ref
+        if ref.op == _CONSTANT and ref.part is not None:
+            return self._constant(self._constants[ref.part] * 2.0**power)
+        return self._made_of(call, [ref, self._two(power, dtype)], dtype)
+
+    def _two(self, power: int, dtype: torch.dtype) -> _Ref:
+        if (power, dtype) not in self._twos:
+            self._twos[power, dtype] = self._constant(torch.tensor(2.0**power, dtype=dtype))
+        return self._twos[power, dtype]
+
+    def _made_of(self, call: Any, args: Sequence[_Ref], dtype: torch.dtype) -> _Ref:
+        return _Ref(self._added(call, args, {}, dtype))
 
     def _is_constant(self, value: Any) -> bool:
         return isinstance(value, Tensor) and self._level(self._ref(value)) == 0
@@ -234,11 +297,12 @@ class Tape:
         return _Ref(_CONSTANT, len(self._constants) - 1)
 
 
+_TIMES = torch.ops.aten.mul.Tensor
 _CONSTANT = -1  # inputs of group 0, 1, ... are -2, -3, ...
 
 
 class Program:
-    """Plays some outputs of a tape: ``carry`` for each group of inputs but the last, then the output itself."""
+    """Plays some outputs of a tape: ``carry`` for each group of inputs but the last, then what is ``ready`` for that one."""
 
     def __init__(self, tape: Tape, outputs: Mapping[str, Sequence[_Ref | None]], last: int, quick: bool):
         self._tape, self._last, self._quick = tape, last, quick
@@ -264,11 +328,11 @@ class Program:
 
     def carry(self, level: int, before: tuple[Any, ...], inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         """What the later groups need of this one; ``before`` holds what the earlier ones gave."""
-        return (*before, self._carries[level](inputs, *before))
+        return (*before, self._carries[level](*before, inputs))
 
-    def play(self, name: str, before: tuple[Any, ...], inputs: Sequence[Tensor | None]) -> tuple[Any, ...]:
-        """The outputs of this name, for the inputs of the last group."""
-        return self._finals[name](inputs, *before)
+    def ready(self, name: str, before: tuple[Any, ...]) -> Play:
+        """What gives the outputs of this name, for the inputs of the last group."""
+        return partial(self._finals[name], *before)
 
     @torch.no_grad()
     def gives(self, expected: Mapping[str, Sequence[Tensor | None]], inputs: Sequence[Sequence[Tensor]]) -> bool:
@@ -279,7 +343,7 @@ class Program:
         return all(
             own is None or (mine.dtype == own.dtype and torch.allclose(mine, own, 0, 0, equal_nan=True))
             for name, outputs in expected.items()
-            for mine, own in zip(self.play(name, before, inputs[self._last - 1]), outputs, strict=True)
+            for mine, own in zip(self.ready(name, before)(inputs[self._last - 1]), outputs, strict=True)
         )
 
     def _slice(self, refs: Sequence[_Ref | None]) -> set[int]:
@@ -334,7 +398,7 @@ class Program:
             self._names[f"f{i}"] = _quick(op.call) if self._quick else op.call
             words = [text(arg) for arg in wrapped(op)] + [f"{key}={text(value)}" for key, value in op.kwargs.items()]
             lines.append(f"    v{i} = f{i}({', '.join(words)})")
-        given = ", ".join(["i", *(f"p{stage}" for stage in range(1, level))])
+        given = ", ".join([*(f"p{stage}" for stage in range(1, level)), "i"])
         results = "".join(f"{'None' if ref is None else spelled(ref)}, " for ref in outputs)
         lines.append(f"    return ({results})")
         scope: dict[str, Any] = {}
@@ -346,7 +410,7 @@ class Program:
 def _quick(call: Any) -> Callable[..., Any]:
     """The function of the torch namespace that does the same with less ado."""
     name = call._schema.name.split("::")[1]
-    return getattr(torch, name) if name in _QUICK else call
+    return getattr(torch, name) if name in _QUICK else getattr(call, "_op", call)
 
 
 _WITH_NUMBERS = {"aten::mul", "aten::div", "aten::add", "aten::sub"}
@@ -357,6 +421,17 @@ _QUICK = {
     "sin", "cos", "sigmoid", "tanh", "relu", "clamp", "maximum", "minimum", "t",
     "transpose", "unsqueeze", "squeeze", "cat", "stack", "gather", "index_select",
 }  # fmt: skip
+
+
+def _frozen(value: Any, uses: set[_Ref]) -> Any:
+    """Arguments as something that can be looked up; the references among them join ``uses``."""
+    if isinstance(value, _Ref):
+        uses.add(value)
+    if isinstance(value, list | tuple):
+        return (type(value), *(_frozen(entry, uses) for entry in value))
+    if isinstance(value, dict):
+        return tuple((key, _frozen(entry, uses)) for key, entry in value.items())
+    return type(value), value if value.__hash__ else id(value)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

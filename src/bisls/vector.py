@@ -104,7 +104,7 @@ class Vector:
 def dot(left: Tensor, right: Tensor) -> float:
     """The inner product of two flat vectors as a Python number."""
     value = torch.dot(left, right).item()
-    if left.dtype is not torch.float64 and not 1e-30 < abs(value) < inf:  # products that single precision cannot hold
+    if not 1e-30 < abs(value) < inf and left.dtype is not torch.float64:  # products that single precision cannot hold
         return torch.dot(left.double(), right.double()).item()
     return value
 
@@ -112,7 +112,7 @@ def dot(left: Tensor, right: Tensor) -> float:
 def norm(vector: Tensor) -> float:
     """The Euclidean norm of a flat vector as a Python number."""
     size = torch.linalg.vector_norm(vector).item()
-    if vector.dtype is not torch.float64 and not 1e-15 < size < inf:  # squares that single precision cannot hold
+    if not 1e-15 < size < inf and vector.dtype is not torch.float64:  # squares that single precision cannot hold
         return torch.linalg.vector_norm(vector, dtype=torch.float64).item()
     return size
 

@@ -86,7 +86,7 @@ class CG:
         self, hessian: Operator, b: Tensor, z: Tensor, hz: Tensor, damping: float, iters: int
     ) -> tuple[Status, int, float, float]:
         """Improve z, and Hz with it, in place. Returns also the products made, the last and the largest curvature met."""
-        scale, eps = norm(b), torch.finfo(b.dtype).eps
+        scale, eps, most = norm(b), torch.finfo(b.dtype).eps, torch.finfo(b.dtype).max
         r = b - hz if not damping else b - hz - damping * z
         p = r.clone()
         rr = dot(r, r)
@@ -109,7 +109,7 @@ class CG:
             if damped <= max(eps * pp**0.5 * length, 1e-2 * damping * pp):
                 return Status.NEGATIVE_CURVATURE, used + 1, curvature / pp, largest
             a = rr / damped
-            if not a < torch.finfo(b.dtype).max:  # as good as no curvature: not a number of this precision
+            if not a < most:  # as good as no curvature: not a number of this precision
                 return Status.NEGATIVE_CURVATURE, used + 1, 0.0, largest
             gained += a * rr
             z.add_(p, alpha=a)
@@ -118,7 +118,7 @@ class CG:
             if damping:
                 r.sub_(p, alpha=a * damping)
             rr, before = dot(r, r), rr
-            if not rr / before < torch.finfo(b.dtype).max:  # it diverges
+            if not rr / before < most:  # it diverges
                 return Status.NON_FINITE, used + 1, 0.0, largest
             torch.add(r, p, alpha=rr / before, out=p)
             pp = rr + (rr / before) ** 2 * pp  # r is orthogonal to the p before
