@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs reproduce bench regret small scaling field rates release oldest clean
+.PHONY: demo test lint docs reproduce bench regret small scaling field soak rates release oldest clean
 
 demo: .venv/.cli  ## solve a bi-level problem with no learning rates beside a grid of Adam; table and plot into out/
 	$(BIN)/bisls demo --out out
@@ -36,6 +36,9 @@ scaling: .venv/.cli  ## overhead beside Adam, cost and memory against the number
 
 field: .venv/.cli  ## other libraries on the same problems, each in an environment of its own (7 GB, hours; goes on where it stopped)
 	$(BIN)/python benchmarks/field.py --out out
+
+soak: .venv/.cli  ## 20,000 iterations of a small problem: what stays behind in memory
+	$(BIN)/python benchmarks/soak.py
 
 rates: .venv/.cli  ## measured rates against the theorems
 	$(BIN)/bisls reproduce rates --scale paper
