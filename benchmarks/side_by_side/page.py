@@ -19,7 +19,7 @@ def best(rows: Sequence[Row], kind: str) -> Row | None:
     """The best run of a grid: the least F at the end, or the soonest at the goals; None where none ended well."""
     fine = [row for row in rows if row["final"] is not None and row["nan"] is None and not row["error"]]
     if kind == "penalties":
-        return min(fine, key=lambda row: row["final"], default=None)
+        return min(fine, key=lambda row: (row["final"], row["alpha"], row["beta"]), default=None)
 
     def order(row: Row) -> tuple[float, ...]:
         return (*(inf if a is None else a["iteration"] for a in reversed(row["arrivals"])), -row["final"])
@@ -74,11 +74,10 @@ class Results:
 
 def render(rows: Sequence[Row], folder: Path, link: str) -> str:
     """The whole page in Markdown; the plots go into `folder`, and the page refers to them by `link`."""
-    parts = [_head(rows)]
-    for problem in PROBLEMS.values():
-        results = Results(rows, problem)
-        if not results.rows:
-            continue
+    found = [results for problem in PROBLEMS.values() if (results := Results(rows, problem)).rows]
+    parts = [_head(), _short(found)]
+    for results in found:
+        problem = results.problem
         text = _penalties(results) if isinstance(problem, Penalties) else _representation(results)
         picture = f"field-{problem.name}.png"
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +93,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
-def _head(rows: Sequence[Row]) -> str:
+def _head() -> str:
     return """# Side by side
 
 Libraries for bi-level problems on the same problems, each in an environment of its own. `make field` makes the environments,
@@ -105,6 +104,54 @@ included; files are in the disk cache. Every x is scored by the same code after 
 by Newton's method. Times are ratios to `BiSLS` with nothing set, in the same run of the command: wall time, then CPU time; the
 seconds beside them are wall time on the machine named at the end.
 """
+
+
+def _short(found: Sequence[Results]) -> str:
+    """One row a problem: `BiSLS` with nothing set, and the best of the other libraries with and without tuning."""
+    body = []
+    for results in found:
+        kind = results.problem.kind
+        name = OURS[1] if kind == "penalties" else f"representation {OURS[1]}"
+        mine = best(results.of(OURS[0], Variant(name)), kind)
+        others = [(peer, v) for peer, v in results.entries() if peer != OURS[0]]
+        if mine is None or not others:
+            continue
+        shared = [best(results.of(peer, v, v.base), kind) for peer, v in others]
+        tuned = [best(results.of(peer, v), kind) for peer, v in others]
+        arrived = [
+            (at["wall"], f"{PEERS[peer].title}: {v.name.removeprefix('representation ')}")
+            for (peer, v), one in zip(others, tuned, strict=True)
+            if one is not None and (at := results.arrival(peer, v, (one["alpha"], one["beta"]))) is not None
+        ]
+        ours, first = results.ours(), min(arrived, default=None)
+        body.append([
+            results.problem.says, _reached(results, mine), _reached(results, best([r for r in shared if r], kind)),
+            _reached(results, best([r for r in tuned if r], kind)),
+            f"{len(others) - sum(row is not None for row in shared)} of {len(others)}",
+            "never" if ours is None else _seconds(ours["wall"]),
+            "never" if first is None else f"{_ratio(first[0], ours)} {first[1]}",
+            f"{len(others) - len(arrived)} of {len(others)}",
+        ])  # fmt: skip
+    if not body:
+        return ""
+    head = ["problem", "`BiSLS`, nothing set", "best of the others, shared rates", "best of the others, tuned"]
+    head += ["of these NaN or stopped at the shared rates", "`BiSLS`: cold start to the goal"]
+    head += ["first of the others, tuned: ratio to ours", "of these never there"]
+    text = "F over the reference, or accuracy, after equal iterations. The goal: F within 5 % of the reference, or 95 % accuracy."
+    return f"## In short\n\n{text}\n\n{table(head, body)}"
+
+
+def _reached(results: Results, row: Row | None) -> str:
+    if row is None:
+        return "none"
+    who = (
+        ""
+        if row["peer"] == OURS[0]
+        else f" {PEERS[row['peer']].title}: {row['variant'].removeprefix('representation ')}"
+    )
+    if results.problem.kind == "penalties" and results.reference:
+        return f"{row['final'] / results.reference['F']:.3f}{who}"
+    return f"{100 * row['final']:.1f} %{who}"
 
 
 def _seconds(value: float) -> str:
@@ -148,7 +195,7 @@ def _end(results: Results, rows: Sequence[Row]) -> str:
         return f"NaN after {lost[0]['nan']} iterations"
     finals = [row["final"] for row in rows if row["final"] is not None]
     if not finals:
-        return "failed: " + _cut(errors[0]["error"]) if errors else "-"
+        return "failed: " + _cut(errors[0]["error"]) if errors else "not finite: no lower minimum at its x"
     value = median(finals)
     text = f"{value / results.reference['F']:.3f} ({value:.4f})" if results.reference else f"{value:.4f}"
     return f"{text}, stopped with an error after {errors[0]['done']} iterations" if errors else text
@@ -175,10 +222,8 @@ def _penalties(results: Results) -> str:
         f"{results.length} iterations.\n"
     )
     body, entries = [], results.entries()
-    scale = next(
-        (row["each"][0] for name, v in entries if name == "torch" for row in results.of(name, v) if row.get("each")),
-        None,
-    )
+    plain = [row for name, v in entries if name == "torch" for row in results.of(name, v, v.base) if row.get("each")]
+    scale = median(row["each"][0] for row in plain) if plain else None
     for name, variant in entries:
         rows = results.of(name, variant, variant.base)
         if not rows:
@@ -311,13 +356,14 @@ def _sessions(rows: Sequence[Row]) -> str:
     facts = [row for row in rows if row.get("kind") == "facts" and row["started"] in used]
     if not facts:
         return ""
-    texts = dict.fromkeys(
-        f"commit {row['commit']}, Python {row['python']}, torch {row['torch']}, {row['system']}, {row['processor']}, "
+    machines = dict.fromkeys(
+        f"Python {row['python']}, torch {row['torch']}, {row['system']}, {row['processor']}, "
         f"{row['cores']} cores, {row['threads']} thread{'s' if row['threads'] > 1 else ''} a run"
         for row in facts
     )
-    name = "Measured with" if len(texts) == 1 else "Measured in several goes, with"
-    return f"{name} {'; '.join(texts)}.\n"
+    commits = dict.fromkeys(row["commit"] for row in facts)
+    goes = "Measured" if len(facts) == 1 else f"Measured in {len(facts)} goes"
+    return f"{goes}, commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}: {'; '.join(machines)}.\n"
 
 
 def plot(results: Results, path: Path) -> bool:
@@ -326,6 +372,7 @@ def plot(results: Results, path: Path) -> bool:
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     problem, chosen = results.problem, []
     for name, variant in results.entries():
@@ -365,6 +412,10 @@ def plot(results: Results, path: Path) -> bool:
     else:
         left.set(title=problem.says, ylabel="accuracy on held-out pictures", ylim=(0.5, 1.0))
         right.set(title="cold start to 95 % accuracy", xlabel="s")
+    for axis in (left.xaxis, left.yaxis)[: 2 if problem.kind == "penalties" else 1]:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
     left.legend(fontsize=7)
     bars.reverse()
     right.barh([b[0] for b in bars], [b[1] or 0.0 for b in bars], color=[b[2] for b in bars])
