@@ -126,7 +126,7 @@ def _short(found: Sequence[Results]) -> str:
         ours, first = results.ours(), min(arrived, default=None)
         body.append([
             results.problem.says, _reached(results, mine), _reached(results, best([r for r in shared if r], kind)),
-            _reached(results, best([r for r in tuned if r], kind)),
+            _reached(results, best([r for r in tuned if r], kind)) if results.problem.tune else "not tuned",
             f"{len(others) - sum(row is not None for row in shared)} of {len(others)}",
             "never" if ours is None else _seconds(ours["wall"]),
             "never" if first is None else f"{_ratio(first[0], ours)} {first[1]}",
@@ -136,8 +136,9 @@ def _short(found: Sequence[Results]) -> str:
         return ""
     head = ["problem", "`BiSLS`, nothing set", "best of the others, shared rates", "best of the others, tuned"]
     head += ["of these NaN or stopped at the shared rates", "`BiSLS`: cold start to the goal"]
-    head += ["first of the others, tuned: ratio to ours", "of these never there"]
-    text = "F over the reference, or accuracy, after equal iterations. The goal: F within 5 % of the reference, or 95 % accuracy."
+    head += ["first of the others, ratio to ours", "of these never there"]
+    text = "F over the reference (it is not convex: below 1 is better than the reference), or accuracy, after equal iterations. "
+    text += "The goal: F within 5 % of the reference, or 95 % accuracy."
     return f"## In short\n\n{text}\n\n{table(head, body)}"
 
 
