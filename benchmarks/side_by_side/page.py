@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from side_by_side.contestants import PEERS, Variant
+from side_by_side.contestants import LENET, PEERS, Variant
 from side_by_side.problems import PROBLEMS, Penalties, Problem, Representation
 
 Row = dict[str, Any]
@@ -291,7 +291,7 @@ def _representation(results: Results) -> str:
         f"Batches of {problem.batch}, T = {problem.lower_iters}, {problem.cg} steps of conjugate gradients, {results.length}",
         "iterations; 10,000 lower, 40,000 upper and 10,000 held-out pictures, the same batches for all. An iteration consumes",
         f"{problem.samples(1):,} samples. Accuracy is that of the present x and y on the held-out pictures; a goal is",
-        "reached at the first of two kept iterations in a row that are at or above it.\n",
+        f"reached at the first of two kept iterations in a row that are at or above it. Grids: {_rates(LENET)}.\n",
     ]
     body = []
     for name, variant in results.entries():
@@ -323,6 +323,11 @@ def _representation(results: Results) -> str:
         head += [f"time to {100 * goal:.0f} %, ratio to ours", "samples"]
     head += ["accuracy at the end", "tuning", "its time, ratio to ours to 95 %"]
     return "\n".join([*lines, table(head, body)])
+
+
+def _rates(grid: Sequence[tuple[float, float]]) -> str:
+    above, below = (", ".join(f"{rate:g}" for rate in dict.fromkeys(side)) for side in zip(*grid, strict=True))
+    return f"{above} above, {below} below"
 
 
 def _tail(rows: Sequence[Row]) -> str:
