@@ -1,7 +1,8 @@
 """An iteration on 30 penalties beside AID-CG written in plain torch: what is left when the arithmetic is next to nothing.
 
 Plain torch is what most libraries come down to: T = 20 lower steps, ten conjugate gradients by autograd, Adam above. All take
-turns, one iteration each, in one process with one thread, so that the ratios depend little on what else the machine does.
+turns of ten iterations in one process with one thread, so that the ratios depend little on what else the machine does. (With
+turns of one iteration, `--turn 1`, each finds the processor's caches full of the others' code, as no run of its own does.)
 `tape off` shows what playing the losses from a tape is worth.
 
     python benchmarks/small.py                 about a minute
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import time
@@ -98,6 +100,7 @@ def compiled_loop() -> str:
 
     y = task.problem.y.read()
     before, own = plain(y), milliseconds(plain, 100)
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # nothing is left over from a run before
     start, quick = time.time(), torch.compile(loop, fullgraph=True)
     gap = float((quick(y) - before).abs().max())
     cold = time.time() - start
@@ -123,19 +126,22 @@ def contestants() -> dict[str, tuple[tasks.Task, Callable[[], object]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=200, help="iterations of each (default: 200)")
+    parser.add_argument("--turn", type=int, default=10, help="iterations a turn (default: 10)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where the table goes (default: out)")
     parser.add_argument("--compile", action="store_true", help="also give the lower loop to torch.compile")
     arguments = parser.parse_args()
-    if arguments.iterations < 1:
-        parser.error(f"--iterations must be at least 1, got {arguments.iterations}")
+    for name in ("iterations", "turn"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
     torch.set_num_threads(1)
     running = contestants()
     seconds: dict[str, list[float]] = {name: [] for name in running}
-    for _ in track(range(arguments.iterations), "taking turns"):
+    for done in track(range(0, arguments.iterations, arguments.turn), "taking turns"):
         for name, (_task, iterate) in running.items():
-            start = time.process_time()
-            iterate()
-            seconds[name].append(time.process_time() - start)
+            for _ in range(min(arguments.turn, arguments.iterations - done)):
+                start = time.process_time()
+                iterate()
+                seconds[name].append(time.process_time() - start)
     (plain, *_) = seconds.values()
     results = {
         name: {
@@ -149,7 +155,7 @@ def main() -> None:
     call = ["git", "describe", "--always", "--dirty"]
     commit = subprocess.run(call, capture_output=True, text=True, check=False, cwd=Path(__file__).parent).stdout.strip()
     facts = {"commit": commit, "torch": torch.__version__, "python": platform.python_version(), "threads": 1}
-    facts |= {"machine": platform.machine(), "iterations": arguments.iterations}
+    facts |= {"machine": platform.machine(), "iterations": arguments.iterations, "turn": arguments.turn}
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "small.json").write_text(json.dumps({"facts": facts, "results": results}, indent=1))
     lines = [

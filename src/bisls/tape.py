@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Play = Callable[[Sequence[Tensor | None]], tuple[Any, ...]]
 
 LARGE = 30_000  # where an operation makes more numbers than this on average, its own arithmetic hides the cost of calling it
+MOST = 4_000_000  # so many numbers may be held while a loss is recorded: 16 MB in single precision
 POWERS = 2  # as powers of two, so large are the factors that may move: products keep clear of the ends of the range
 _ALIASES = {"detach", "alias", "lift_fresh"}
 _SHAPES_ONLY = {"ones_like", "zeros_like", "full_like", "new_zeros", "new_ones", "new_full"}
@@ -57,7 +58,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, out))
         self.numbers += sum(tensor.numel() for tensor in _tensors(out))
-        if self.numbers > LARGE * max(len(self.calls), 64):  # at once, since everything is kept until the end
+        if self.numbers > min(
+            LARGE * max(len(self.calls), 64), MOST
+        ):  # at once, since everything is kept until the end
             raise NotPlayable("its operations are large")
         return out
 
