@@ -413,7 +413,10 @@ def plot(results: Results, path: Path) -> bool:
         left.set(title=problem.says, ylabel="exact F", yscale="log")
         if results.reference:
             left.axhline(1.05 * results.reference["F"], color="k", lw=0.8, ls=":")
-            left.set_ylim(0.98 * results.reference["F"], 1.1 * results.reference["F0"])
+            least = min(
+                [results.reference["F"], *(v for *_, curve in chosen for v in curve["values"] if v is not None)]
+            )
+            left.set_ylim(0.98 * least, 1.1 * results.reference["F0"])
         right.set(title="cold start to F within 5 % of the reference", xlabel="s")
     else:
         left.set(title=problem.says, ylabel="accuracy on held-out pictures", ylim=(0.5, 1.0))
