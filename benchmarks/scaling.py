@@ -510,7 +510,8 @@ def plot(results: dict[str, Any], path: Path) -> None:
             )
             base += height
         axes[0].set(title="An iteration, by evaluation", ylabel="ms")
-        axes[0].legend(fontsize=7)
+        axes[0].set_ylim(0, 1.35 * base.max())
+        axes[0].legend(fontsize=7, ncols=4, loc="upper center")
     for level, each in results.get("sizes", {}).items():
         n, t = ([row[key] for row in each["rows"]] for key in ("n", "seconds"))
         axes[1].loglog(n, t, "o-", label=f"{level} parameters")
