@@ -42,6 +42,14 @@ METHODS: dict[str, Callable[[bisls.Bilevel], bisls.Solver]] = {
 }
 
 
+def lower_steps(loss: Callable[[], torch.Tensor], y: torch.Tensor) -> None:
+    """The lower loop of plain torch."""
+    for _ in range(20):
+        (gradient,) = torch.autograd.grad(loss(), y)
+        with torch.no_grad():
+            y.sub_(gradient, alpha=0.2)
+
+
 def plain_torch(task: tasks.Task) -> Callable[[], None]:
     """One iteration of approximate implicit differentiation, as one would write it."""
     upper_loss, lower_loss = task.problem.upper_loss, task.problem.lower_loss
@@ -49,10 +57,7 @@ def plain_torch(task: tasks.Task) -> Callable[[], None]:
     adam = torch.optim.Adam([x], 0.1)
 
     def iterate() -> None:
-        for _ in range(20):
-            (gradient,) = torch.autograd.grad(lower_loss(task.lower_data), y)
-            with torch.no_grad():
-                y.sub_(gradient, alpha=0.2)
+        lower_steps(lambda: lower_loss(task.lower_data), y)
         (b,) = torch.autograd.grad(upper_loss(task.upper_data), y)
         (gradient,) = torch.autograd.grad(lower_loss(task.lower_data), y, create_graph=True)
         z, r, p = torch.zeros_like(b), b.clone(), b.clone()
@@ -86,10 +91,7 @@ def compiled_loop() -> str:
 
     def plain(y: torch.Tensor) -> torch.Tensor:
         y = y.clone().requires_grad_()
-        for _ in range(20):
-            (gradient,) = torch.autograd.grad(loss(y), y)
-            with torch.no_grad():
-                y.sub_(gradient, alpha=0.2)
+        lower_steps(lambda: loss(y), y)
         return y.detach()
 
     def milliseconds(call: Callable[[torch.Tensor], torch.Tensor], repeats: int) -> float:

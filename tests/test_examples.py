@@ -29,7 +29,7 @@ def test_the_example_runs_and_leaves_a_picture(name, tmp_path):
     assert all(isfinite(float(number)) for number in numbers), done.stdout
     height, width = matplotlib.image.imread(tmp_path / "new" / f"{name}.png").shape[:2]
     assert width >= 900
-    assert height >= 250
+    assert height >= (370 if name == "distil" else 400)  # a short run keeps fewer rows of pictures
     assert (tmp_path / "new" / f"{name}.png").stat().st_size > 20_000
 
 

@@ -68,8 +68,12 @@ class Results:
 
     def ours(self, goal: int = -1) -> dict[str, float] | None:
         """Our times to a goal, which the others' are divided by."""
-        name = OURS[1] if self.problem.kind == "penalties" else f"representation {OURS[1]}"
-        return self.arrival(OURS[0], Variant(name), Variant(name).base, goal)
+        return self.arrival(OURS[0], self.default, self.default.base, goal)
+
+    @property
+    def default(self) -> Variant:
+        """Ours with nothing set."""
+        return Variant(OURS[1] if self.problem.kind == "penalties" else f"representation {OURS[1]}")
 
 
 def render(rows: Sequence[Row], folder: Path, link: str) -> str:
@@ -111,15 +115,14 @@ def _short(found: Sequence[Results]) -> str:
     body = []
     for results in found:
         kind = results.problem.kind
-        name = OURS[1] if kind == "penalties" else f"representation {OURS[1]}"
-        mine = best(results.of(OURS[0], Variant(name)), kind)
+        mine = best(results.of(OURS[0], results.default), kind)
         others = [(peer, v) for peer, v in results.entries() if peer != OURS[0]]
         if mine is None or not others:
             continue
         shared = [best(results.of(peer, v, v.base), kind) for peer, v in others]
         tuned = [best(results.of(peer, v), kind) for peer, v in others]
         arrived = [
-            (at["wall"], f"{PEERS[peer].title}: {v.name.removeprefix('representation ')}")
+            (at["wall"], _name(peer, v.name))
             for (peer, v), one in zip(others, tuned, strict=True)
             if one is not None and (at := results.arrival(peer, v, (one["alpha"], one["beta"]))) is not None
         ]
@@ -145,11 +148,7 @@ def _short(found: Sequence[Results]) -> str:
 def _reached(results: Results, row: Row | None) -> str:
     if row is None:
         return "none"
-    who = (
-        ""
-        if row["peer"] == OURS[0]
-        else f" {PEERS[row['peer']].title}: {row['variant'].removeprefix('representation ')}"
-    )
+    who = "" if row["peer"] == OURS[0] else " " + _name(row["peer"], row["variant"])
     if results.problem.kind == "penalties" and results.reference:
         return f"{row['final'] / results.reference['F']:.3f}{who}"
     return f"{100 * row['final']:.1f} %{who}"
@@ -167,8 +166,12 @@ def _ratio(wall: float, ours: dict[str, float] | None, cpu: float | None = None)
     return f"{wall / ours['wall']:.2f}{second} ({_seconds(wall)})"
 
 
+def _name(peer: str, variant: str) -> str:
+    return f"{PEERS[peer].title}: {variant.removeprefix('representation ')}"
+
+
 def _title(peer: str, variant: Variant) -> str:
-    name = f"{PEERS[peer].title}: {variant.name.removeprefix('representation ')}"
+    name = _name(peer, variant.name)
     return f"**{name}**" if (peer, variant.name.removeprefix("representation ")) == OURS else name
 
 
@@ -396,7 +399,7 @@ def plot(results: Results, path: Path) -> bool:
     dashes, seen = ("-", "--", ":", "-."), dict.fromkeys(PEERS, 0)
     bars: list[tuple[str, float | None, Any]] = []
     for name, variant, pair, curve in chosen:
-        label = f"{PEERS[name].title}: {variant.name.removeprefix('representation ')}"
+        label = _name(name, variant.name)
         points = [(t, v) for t, v in zip(curve["wall"], curve["values"], strict=True) if v is not None]
         style = {
             "color": colours[name],

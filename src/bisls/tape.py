@@ -58,9 +58,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, out))
         self.numbers += sum(tensor.numel() for tensor in _tensors(out))
-        if self.numbers > min(
-            LARGE * max(len(self.calls), 64), MOST
-        ):  # at once, since everything is kept until the end
+        # at once, since everything is kept until the end
+        if self.numbers > min(LARGE * max(len(self.calls), 64), MOST):
             raise NotPlayable("its operations are large")
         return out
 
@@ -153,7 +152,7 @@ class Tape:
             if name in ("mul", "add") and not kwargs and self._all_alike(args, out):
                 self._refs[id(out)] = self._simplified(call, new_args, out.dtype)
                 continue
-            at = self._added(call, new_args, new_kwargs, out.dtype if isinstance(out, Tensor) else None)
+            at = self._added(call, new_args, new_kwargs, uses, out.dtype if isinstance(out, Tensor) else None)
             if isinstance(out, Tensor):
                 self._refs[id(out)] = _Ref(at)
             else:
@@ -195,10 +194,9 @@ class Tape:
             for tensor in _tensors(made)
         )
 
-    def _added(self, call: Any, args: Any, kwargs: dict[str, Any], dtype: torch.dtype | None) -> int:
+    def _added(self, call: Any, args: Any, kwargs: dict[str, Any], uses: set[_Ref], dtype: torch.dtype | None) -> int:
         """The number of an operation; one that is there already, on the same values, is not made twice."""
-        uses: set[_Ref] = set()
-        key = (call, _frozen(args, uses), _frozen(kwargs, uses))
+        key = (call, _frozen(args), _frozen(kwargs))
         if key not in self._numbers:
             self._numbers[key] = len(self._ops)
             self._ops.append(_Op(call, args, kwargs, max((self._level(ref) for ref in uses), default=0), uses, dtype))
@@ -261,7 +259,7 @@ class Tape:
         return self._twos[power, dtype]
 
     def _made_of(self, call: Any, args: Sequence[_Ref], dtype: torch.dtype) -> _Ref:
-        return _Ref(self._added(call, args, {}, dtype))
+        return _Ref(self._added(call, args, {}, set(args), dtype))
 
     def _is_constant(self, value: Any) -> bool:
         return isinstance(value, Tensor) and self._level(self._ref(value)) == 0
@@ -426,14 +424,12 @@ _QUICK = {
 }  # fmt: skip
 
 
-def _frozen(value: Any, uses: set[_Ref]) -> Any:
-    """Arguments as something that can be looked up; the references among them join ``uses``."""
-    if isinstance(value, _Ref):
-        uses.add(value)
+def _frozen(value: Any) -> Any:
+    """Arguments as something that can be looked up."""
     if isinstance(value, list | tuple):
-        return (type(value), *(_frozen(entry, uses) for entry in value))
+        return (type(value), *(_frozen(entry) for entry in value))
     if isinstance(value, dict):
-        return tuple((key, _frozen(entry, uses)) for key, entry in value.items())
+        return tuple((key, _frozen(entry)) for key, entry in value.items())
     return type(value), value if value.__hash__ else id(value)
 
 

@@ -68,8 +68,8 @@ class Scene:
         problem = self.oracle.problem
         if not (problem.x.holds(x) and problem.y.holds(y)):
             return float("inf")
-        self.oracle.problem.x.write_(x)
-        self.oracle.problem.y.write_(y)
+        problem.x.write_(x)
+        problem.y.write_(y)
         return self.oracle.upper_value(batch, moment)
 
 
