@@ -1,15 +1,21 @@
 # Every target sets up what it needs in .venv by itself and is quick when called again.
 PYTHON ?= python3
 BIN := .venv/bin
+MINUTES ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs reproduce bench regret small scaling field soak rates release oldest clean
+.PHONY: demo test quick lint docs reproduce bench regret small scaling field soak attack rates release oldest clean
 
 demo: .venv/.cli  ## solve a bi-level problem with no learning rates beside a grid of Adam; table and plot into out/
 	$(BIN)/bisls demo --out out
 
+# Side by side, one torch thread each; a file stays in one process, since its tests share what was costly to make.
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: .venv/.dev  ## the tests, the linters among them
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
+
+quick: .venv/.dev  ## the core of them, in about a minute: all but those marked slow
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 lint: .venv/.dev  ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .
@@ -39,6 +45,9 @@ field: .venv/.cli  ## other libraries on the same problems, each in an environme
 
 soak: .venv/.cli  ## 20,000 iterations of a small problem: what stays behind in memory
 	$(BIN)/python benchmarks/soak.py
+
+attack: .venv/.cli  ## random programs, resumed runs, forged states and junk arguments against the promises (four minutes; MINUTES=240)
+	$(BIN)/python benchmarks/attack.py --minutes $(MINUTES) --out out
 
 rates: .venv/.cli  ## measured rates against the theorems
 	$(BIN)/bisls reproduce rates --scale paper
