@@ -63,13 +63,13 @@ class Contest:
             if self.arguments.here:
                 self.pythons[name] = Path(sys.executable)
             else:
-                self.progress.console.print(f"environment for {name} ...")
+                self.progress.console.print(f"environment for {escape(name)} ...")
                 try:
                     self.pythons[name] = made(name, ENVIRONMENTS[name], self.arguments.envs)
                 except Refused as refusal:
                     self.pythons[name] = None
                     self.rows.add({"kind": "skipped", "environment": name, "reason": str(refusal)})
-                    self.progress.console.print(f"[yellow]left out:[/] {name}: {escape(str(refusal))}")
+                    self.progress.console.print(f"[yellow]left out:[/] {escape(name)}: {escape(str(refusal))}")
                 else:
                     self.rows.add({"kind": "made", "environment": name})
         return self.pythons[name]
@@ -89,7 +89,7 @@ class Contest:
         key = f"reference {problem.name} " + digest([Path(sys.modules[Penalties.__module__].__file__ or "")])
         if key not in self.rows.known:
             begun = time.time()
-            found = problem.reference(lambda text: self.progress.console.print(text))
+            found = problem.reference(lambda text: self.progress.console.print(escape(text)))
             row = {"kind": "reference", "key": key, "problem": problem.name, **found, "wall": time.time() - begun}
             self.rows.add(row)
         return [1.05 * self.rows.known[key]["F"]]
@@ -254,7 +254,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, usual)
         text = page.render(contest.rows.rows, arguments.out, "")
         (arguments.out / "field.md").write_text(text, encoding="utf-8")
-    console.print(f"tables in {arguments.out / 'field.md'}")
+    print(f"tables in {arguments.out / 'field.md'}")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from scipy.optimize import minimize
@@ -350,7 +351,7 @@ def main() -> int:
     for name in list(names):
         reason = missing(ENTRIES[name])
         if reason:
-            console.print(f"[yellow]left out:[/] {name}: {reason}")
+            console.print(f"[yellow]left out:[/] {escape(name)}: {escape(str(reason))}")
             names.remove(name)
     if not args.only:
         console.print("[yellow]left out:[/] sls, Sps, AdaSLS: no release on the package index installs")
@@ -401,7 +402,7 @@ def main() -> int:
                 progress.advance(task)
 
     for name, reason in failed.items():
-        console.print(f"[red]failed:[/] {name}: {reason}")
+        console.print(f"[red]failed:[/] {escape(name)}: {escape(str(reason))}")
 
     def gaps(name: str, knob: float, data: str) -> float:
         return mean([done[name, knob, data, seed, args.iters]["gap"] for seed in range(args.seeds)])
@@ -463,7 +464,7 @@ def main() -> int:
     console.print(table)
     summary["time"] = {sets[0]: small, "lenet": large}
     (args.out / "optimisers.json").write_text(json.dumps(summary, indent=1))
-    console.print(f"{args.out / 'optimisers.json'}: all numbers; commit {origin['commit']}, torch {origin['torch']}")
+    print(f"{args.out / 'optimisers.json'}: all numbers; commit {origin['commit']}, torch {origin['torch']}")
     return 0
 
 

@@ -132,7 +132,9 @@ def run(job: Job) -> dict[str, Any]:
     before, start = task.exact(), time.process_time()
     row = {"error": "", "upper_checks": nan, "lower_checks": nan, "failed": 0}
     try:
-        history = bisls.fit(solver, task.upper_data, task.lower_data, job.steps, progress=False, on_failure="ignore")
+        history = bisls.fit(
+            solver, task.upper_data, task.lower_data, job.steps, progress=False, on_failure="ignore", tol=None
+        )
         row |= {
             "upper_checks": float(history["upper_checks"].mean()),
             "lower_checks": float(history["lower_checks"].sum() / max(1, history["lower_steps"].sum())),

@@ -250,14 +250,12 @@ def measure(level: str, n: int, iterations: int, lower_iters: int = 10, cg_steps
     torch.set_num_threads(1)
     hypergrad = bisls.Implicit(bisls.CG(iters=cg_steps, tol=0.0))
 
-    def solver(size: int, tape: bool = True) -> bisls.Solver:
-        problem = PROBLEMS[level](size)
-        problem.tape = tape
-        return bisls.BiSLS(problem, hypergrad=hypergrad, lower_iters=lower_iters)
+    def solver(size: int) -> bisls.Solver:
+        return bisls.BiSLS(PROBLEMS[level](size), hypergrad=hypergrad, lower_iters=lower_iters)
 
-    for first in (solver(1000), solver(1000, tape=False)):  # what is loaded or set up once is no part of the cost
-        for _ in range(3):
-            first.step(None, None)
+    first = solver(1000)  # what is loaded or set up once is no part of the cost
+    for _ in range(3):
+        first.step(None, None)
     big = solver(n)
     before = _resident()
     _forget_peak()

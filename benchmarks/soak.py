@@ -87,7 +87,9 @@ def run(kind: str, iterations: int, watch: Callable[[int], None]) -> bisls.Histo
             bisls.EarlyStopping(patience=10**9),
             lambda record, state: watch(record.k + 1),
         ]
-        return bisls.fit(solver, task.upper_data, task.lower_data, iterations, False, callbacks, on_failure="ignore")
+        return bisls.fit(
+            solver, task.upper_data, task.lower_data, iterations, False, callbacks, on_failure="ignore", tol=None
+        )
 
 
 def _auto(iterations: int, watch: Callable[[int], None]) -> None:
