@@ -9,6 +9,8 @@ from sklearn.datasets import load_diabetes
 from torch import Tensor
 
 import bisls
+from bisls.lower import Loop, Lowered
+from bisls.status import Status
 
 
 @dataclass
@@ -92,6 +94,12 @@ def ridge() -> Case:
     return Case(
         bisls.Bilevel(upper, lower, [x], [y]), truth, hessian, mixed, torch.zeros(10, dtype=torch.float64), grad_y
     )
+
+
+def lowered(problem: bisls.Bilevel, beta: float) -> dict[str, object]:
+    """What a scene has of a lower loop that took its last step with this size."""
+    loop = Loop(bisls.Constant(beta))
+    return {"lower": loop, "lowered": Lowered(problem.y.read(), beta, 1, 0, Status.OK, {"direction": {}}, beta)}
 
 
 CASES = {"quadratic": quadratic, "ridge": ridge}

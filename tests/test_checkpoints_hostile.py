@@ -5,24 +5,28 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
 import pickle
+import random
 import warnings
 import zipfile
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from attacks import states as forging
 from torch import nn
 
 import bisls
 from bisls.callbacks import EarlyStopping
 from bisls.checkpoint import Checkpoint, CheckpointError
-from bisls.feed import random_state
+from bisls.randomness import random_state
 from bisls.tasks.base import Batches
 
 STEPS = 3
@@ -146,6 +150,7 @@ def flipped(raw: bytes, place: int, bit: int) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_refused_or_changes_nothing(good, tmp_path):
     """torch itself reads a file without comparing checksums, and loads other numbers instead."""
     raw, _, traces, history = good
@@ -215,7 +220,7 @@ FOREIGN = {
     "a list": saved([1, 2]),
     "a state_dict": saved(nn.Linear(2, 2).state_dict()),
     "None": saved(None),
-    "the format alone": saved({"format": 1}),
+    "the format alone": saved({"format": 2}),
     "a plain pickle": pickle.dumps({"format": 1}),
 }
 
@@ -242,10 +247,10 @@ def test_places_that_hold_no_file_are_refused_at_once(tmp_path):
 # --- forgery: parts that are missing, of another kind, or do not belong together
 
 
-@pytest.mark.parametrize("found", [0, 2, 99, "1", None, 1.5, [1]])
+@pytest.mark.parametrize("found", [0, 1, 99, "2", None, 1.5, [2]])
 def test_another_format_is_refused_by_its_number(found, good, tmp_path):
     torch.save({**good[1], "format": found}, tmp_path / "run.pt")
-    text = refused(tmp_path / "run.pt", "its format is .*, this version of bisls reads 1; resume with the version that")
+    text = refused(tmp_path / "run.pt", "its format is .*, this version of bisls reads 2; resume with the version that")
     assert bisls.__version__ in text
 
 
@@ -267,9 +272,10 @@ def variants(content):
             yield f"{group} without {name}", {**content, "ranks": [{**part, group: left}]}
 
 
-SAME = {"callbacks = {}", f"k = {STEPS}"}
+SAME = {"callbacks = {}", "still = {}", f"k = {STEPS}"}
 
 
+@pytest.mark.slow
 def test_a_file_with_one_part_changed_is_refused_or_understood(good, tmp_path):
     path, tried = tmp_path / "run.pt", 0
     for what, content in variants(good[1]):
@@ -280,7 +286,7 @@ def test_a_file_with_one_part_changed_is_refused_or_understood(good, tmp_path):
         if error:
             assert repr(str(path)) in error, what
             assert run.traces() == before, what
-        else:  # a run that had no callbacks is a run too
+        else:  # a run that had no callbacks, or tol=None, is a run too
             assert what in SAME, what
         tried += 1
     assert tried > 130
@@ -290,9 +296,9 @@ def test_a_point_that_is_not_finite_or_of_another_shape_is_refused(good, tmp_pat
     content = good[1]
     for name in ("x", "y"):
         for wrong, reason in (
-            (torch.full_like(content[name], float("nan")), "has numbers that are not finite"),
-            (content[name][:2], r"is torch.float64 of shape \(2,\), not the 3 numbers of its parameters"),
-            (content[name].float(), r"is torch.float32 of shape \(3,\)"),
+            (torch.full_like(content[name], float("nan")), "holds values that are not finite"),
+            (content[name][:2], r"is a tensor, float64\[2\]; it must be a tensor of shape \(3,\)"),
+            (content[name].float(), r"is a tensor, float32\[3\]; it must hold float64"),
         ):
             torch.save({**content, name: wrong}, tmp_path / "run.pt")
             refused(tmp_path / "run.pt", f"{name} {reason}")
@@ -356,7 +362,7 @@ def test_what_fails_half_way_takes_everything_back(good, tmp_path):
         "cannot be resumed here: the disk is gone. Nothing was loaded; make solver, data and",
         lower=HalfWay(rows(1), 6, seed=4),
     )
-    own = good[1]
+    own = copy.deepcopy(good[1])
     own["ranks"][0]["callbacks"] = {"Refuses 1": {"best": 1.0, "best_k": 0, "waited": 0}}
     torch.save(own, tmp_path / "run.pt")
     refused(tmp_path / "run.pt", r"cannot be resumed here: KeyError: 'half way'", callbacks=[Refuses(5)])
@@ -446,3 +452,259 @@ def test_a_state_of_another_optimiser_or_model_is_refused(cls, tmp_path):
     again, params = trained(cls, (3, 2), **averaging)
     again.load_state_dict(torch.load(tmp_path / "own.pt", weights_only=True))
     assert listed(again.state_dict()) == listed(made.state_dict())
+
+
+# --- forged numbers: every place of a state is read before anything is loaded
+
+
+NAN = torch.full((3,), float("nan"), dtype=torch.float64)
+PLACES = {
+    "the last good point": (("good", 0), NAN, r"state\['good'\]\[0\] holds values that are not finite"),
+    "a good point of another shape": (("good", 0), NAN[:2], r"the state is of a problem with 2 upper and 3 lower"),
+    "a good point in half": (("good", 1), torch.ones(3).half(), r"state\['good'\]\[1\] is a tensor, float16\[3\]"),
+    "a complex good point": (("good", 0), NAN.to(torch.complex64), "it must hold float64"),
+    "a good point nowhere": (("good", 0), torch.empty_like(NAN, device="meta"), "it must be a tensor of shape"),
+    "a sparse good point": (("good", 0), torch.ones(3).double().to_sparse(), "it must be a tensor of shape"),
+    "k": (
+        ("k",),
+        2**70,
+        r"state\['k'\] is 1180591620717411303424; it must be a whole number from 0 to 1000000000000000;",
+    ),
+    "a k that is none": (("k",), True, r"state\['k'\] is True"),
+    "failures": (("failures",), -1, r"state\['failures'\] is -1; it must be a whole number"),
+    "a step": (("upper", "memory", "step"), float("nan"), r"\['step'\] is nan; it must be a finite number, at least 0"),
+    "a negative step": (("lower", "memory", "step"), -0.5, r"state\['lower'\]\['memory'\]\['step'\] is -0.5"),
+    "notes": (("upper", "memory", "notes"), {"begin": "text"}, r"\['notes'\]\['begin'\] is 'text'"),
+    "a note of nobody": (("upper", "memory", "notes"), {"other": 1.0}, "has 'other', which is not kept here"),
+    "a mean": (("trend", "mean"), float("inf"), r"state\['trend'\]\['mean'\] is inf"),
+    "a direction": (("upper", "direction", "m"), NAN, r"state\['upper'\]\['direction'\]\['m'\] holds values"),
+    "a count": (("upper", "direction", "t"), torch.tensor(-1), r"\['t'\] holds values out of range"),
+    "sums": (("upper", "direction", "sums"), NAN.new_tensor([0.0, 1.0, 0.0, 0.0]), r"\['sums'\] \(weight\) is 0.0"),
+    "a batch": (("last_batch", "batch"), NAN, r"state\['last_batch'\] is another batch than it says"),
+    "no batch": (("last_batch",), 7, r"state\['last_batch'\] is 7; it must be a batch"),
+    "a lower level that is none": (("lower",), [], r"state\['lower'\] is a list; it must be a mapping of names"),
+}
+
+
+def stepped(**parts):
+    made = bisls.BiSLS(problem(), lower_iters=2, direction=bisls.Denoised(b2=0.999), **parts)
+    for k in range(2):
+        made.step(rows(k), rows(k))
+    return made
+
+
+@pytest.mark.parametrize("what", PLACES)
+def test_a_forged_number_is_refused_by_its_place_and_nothing_is_loaded(what):
+    path, value, message = PLACES[what]
+    state = forging.forged(copy.deepcopy(stepped().state_dict()), path, lambda old: value)
+    made = bisls.BiSLS(problem(), lower_iters=2, direction=bisls.Denoised(b2=0.999))
+    made.step(rows(5), rows(5))
+    before = repr(listed(made.state_dict()))
+    with pytest.raises(ValueError, match=message) as caught:
+        made.load_state_dict(state)
+    assert str(caught.value).startswith("`BiSLS.load_state_dict(...)`: ")
+    assert repr(listed(made.state_dict())) == before
+
+
+def test_the_state_of_parameters_that_somebody_has_spoilt_is_refused():
+    made = stepped()
+    with torch.no_grad():
+        made.problem.x.tensors[0].fill_(float("nan"))
+    made._good = None  # as at the first step of a run
+    made.step(rows(3), rows(3))
+    with pytest.raises(ValueError, match=r"state\['good'\]\[0\] holds values that are not finite; nothing was loaded"):
+        stepped().load_state_dict(made.state_dict())
+
+
+def test_a_state_from_before_the_first_step_or_of_a_first_one_that_failed_can_be_loaded():
+    fresh = bisls.BiSLS(problem(), lower_iters=2)
+    bisls.BiSLS(problem(), lower_iters=2).load_state_dict(fresh.state_dict())
+    features, target = rows()
+    failed = fresh.step((features, target * float("nan")), (features, target))
+    assert failed.upper_status is bisls.Status.NON_FINITE
+    again = bisls.BiSLS(problem(), lower_iters=2)
+    again.load_state_dict(fresh.state_dict())
+    assert repr(listed(again.state_dict())) == repr(listed(fresh.state_dict()))
+
+
+def test_a_part_that_does_not_say_what_it_keeps_is_given_what_was_saved():
+    class Own(bisls.Direction):
+        def head(self, gradient, point, state):
+            seen = float(state["lowest"]) if state else float("inf")
+            kept = {
+                "lowest": torch.tensor(min(seen, gradient.norm().item())),
+                "unset": torch.tensor(float("inf")),
+                "n": 3,
+            }
+            return bisls.Heading(gradient, gradient, kept)
+
+    def made():
+        return bisls.BiSLS(problem(), lower_iters=2, direction=Own())
+
+    first = made()
+    first.step(rows(), rows())
+    second = made()
+    second.load_state_dict(first.state_dict())
+    assert listed(second.state_dict()) == listed(first.state_dict())
+    assert second.state_dict()["upper"]["direction"]["unset"] == float("inf")
+
+
+TORCH = {
+    "a moment": (("state", 0, "exp_avg"), torch.full((2,), float("nan"), dtype=torch.float64), "hold.* no numbers"),
+    "a moment of another shape": (("state", 0, "exp_avg"), torch.zeros(7), r"Adam\.step\(\) cannot go on from it"),
+    "a count": (("state", 0, "step"), torch.tensor(-1.0), r"\['step'\] holds values that are no numbers, or no count"),
+    "a rate": (("param_groups", 0, "lr"), float("nan"), r"\['param_groups'\]\[0\]\['lr'\] is nan"),
+    "betas": (("param_groups", 0, "betas"), 3, r"Adam\.step\(\) cannot go on from it"),
+    "fewer parameters": (("param_groups", 0, "params"), [0], r"of groups of \[1\] parameters, those .* are of \[2\]"),
+    "no groups": (("param_groups",), 7, "it lacks 'param_groups'"),
+}
+
+
+@pytest.mark.parametrize("what", TORCH)
+def test_the_forged_state_of_a_lower_optimiser_is_refused(what):
+    def made():
+        own = problem()
+        solver = bisls.BiSLS(own, lower_iters=2, lower_optimizer=torch.optim.Adam(own.y.tensors, lr=0.01))
+        solver.step(rows(), rows())
+        return solver
+
+    path, value, message = TORCH[what]
+    state = forging.forged(copy.deepcopy(made().state_dict()), ("lower", "optimizer", *path), lambda old: value)
+    solver = made()
+    before = repr(listed(solver.state_dict()))
+    with pytest.raises(
+        ValueError, match=rf"`BiSLS\.load_state_dict\(\.\.\.\)`: state\['lower'\]\['optimizer'\].*{message}"
+    ):
+        solver.load_state_dict(state)
+    assert repr(listed(solver.state_dict())) == before
+
+
+FILES = {
+    "random numbers": (("random", "numpy", "state", "pos"), 10**6, r"random\['numpy'\]\['state'\]\['pos'\] is 1000000"),
+    "words": (("random", "python", 1), torch.zeros(625, dtype=torch.int64), "zero throughout"),
+    "a generator": (
+        ("random", "torch"),
+        torch.zeros(3, dtype=torch.uint8),
+        r"random\['torch'\] is a tensor, uint8\[3\]",
+    ),
+    "a place in the rows": (("feeds", "lower", "own", "position"), 10**15, r"state\['position'\] is 1000000000000000"),
+    "an order of the rows": (("feeds", "upper", "own", "order"), torch.zeros(24).long(), "is no order of the rows"),
+    "a buffer": (("buffers", 0), torch.zeros(7), r"buffers\[0\] is a tensor, float32\[7\]"),
+    "a best value": (("callbacks", "EarlyStopping 1", "best"), float("nan"), r"\['EarlyStopping 1'\]\['best'\] is nan"),
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_forged_number_in_a_file_is_refused_by_its_place(what, good, tmp_path):
+    path, value, message = FILES[what]
+    content = forging.forged(copy.deepcopy(good[1]), ("ranks", 0, *path), lambda old: value)
+    torch.save(content, tmp_path / "run.pt")
+    refused(tmp_path / "run.pt", message)
+
+
+@pytest.mark.parametrize(("place", "value"), [((0, "alpha"), "text"), ((0, "k"), 7), ((1, "upper_checks"), None)])
+def test_records_that_are_none_are_refused(place, value, good, tmp_path):
+    content = forging.forged(copy.deepcopy(good[1]), ("records", *place), lambda old: value)
+    torch.save(content, tmp_path / "run.pt")
+    refused(tmp_path / "run.pt", "cannot be resumed here: (the record of k = .* has no number as|it has 3 records)")
+
+
+@pytest.mark.parametrize("name", ["upper", "lower"])
+@pytest.mark.parametrize("number", ["taken", "total", "epoch"])
+def test_a_place_that_no_iteration_reached_is_refused_before_a_batch_is_read(name, number, tmp_path):
+    """A place of 1e15 batches would be looked for until the end of days."""
+    subject, path = ("BiSLS", "iterator", ""), tmp_path / "run.pt"
+    forging.Run(subject, path).fit(2)
+    content = torch.load(path, weights_only=True)
+    torch.save(forging.forged(content, ("ranks", 0, "feeds", name, number), lambda old: 10**15), path)
+    run = forging.Run(subject, path)
+    with pytest.raises(CheckpointError, match=rf"feeds\['{name}'\]\['{number}'\] is 1000000000000000; it must be"):
+        run.fit(4)
+    assert (run.upper.taken, run.lower.taken) == (0, 0)
+
+
+def test_a_best_point_that_is_not_finite_is_never_put_back(tmp_path):
+    subject, path = ("BiSLS", "one batch", ""), tmp_path / "run.pt"
+    forging.Run(subject, path).fit(2)
+    content = torch.load(path, weights_only=True)
+    place = ("ranks", 0, "callbacks", "EarlyStopping 1", "point", 0)
+    torch.save(forging.forged(content, place, lambda old: old * float("nan")), path)
+    run = forging.Run(subject, path)
+    with pytest.raises(
+        CheckpointError, match=r"\['EarlyStopping 1'\]\['point'\]\[0\] holds values that are not finite"
+    ):
+        run.fit(2)
+    assert torch.isfinite(run.own.x).all()
+    state = EarlyStopping(3, restore=True).state_dict()
+    for point in ([NAN, NAN], [NAN[:0]], 3):
+        with pytest.raises(ValueError, match=r"`EarlyStopping\.load_state_dict\(\.\.\.\)`: state\['point'\]"):
+            EarlyStopping(3, restore=True).load_state_dict({**state, "point": point})
+
+
+OPTIMISER_PLACES = {
+    "k": (("param_groups", 0, "k"), 2**70, r"\['k'\] is 1180591620717411303424"),
+    "a remembered step": (("param_groups", 0, "remembered"), float("nan"), r"\['remembered'\] is nan"),
+    "a rate": (("param_groups", 0, "lr"), float("nan"), r"\['lr'\] is nan; it must be a finite number, at least 0"),
+    "a status": (("param_groups", 0, "last_status"), 99, r"\['last_status'\] is 99"),
+    "the mode": (("param_groups", 0, "train_mode"), False, "the iterates to go back to are not there"),
+    "a group": (("param_groups", 0), [], r"state\['param_groups'\]\[0\] is a list"),
+    "a parameter twice": (("param_groups", 0, "params"), [0, 0], "names a parameter twice"),
+    "a parameter's state": (("state",), {0: 3}, r"state\['state'\]\[0\] is 3; it must be a mapping"),
+}
+
+
+@pytest.mark.parametrize("what", OPTIMISER_PLACES)
+@pytest.mark.parametrize("cls", OPTIMISERS)
+def test_a_forged_number_in_the_state_of_an_optimiser_is_refused(cls, what):
+    path, value, message = OPTIMISER_PLACES[what]
+    refused_by(cls, {}, path, lambda old: value, message)
+
+
+@pytest.mark.parametrize("key", ["average", "z", "start", "weight_sum"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
+def test_averages_that_are_not_finite_are_refused(key, wrong):
+    message = rf"state\['state'\]\[0\]\['{key}'\] (is|holds values that are not finite)"
+    if key != "weight_sum" and wrong < 0:
+        return  # a point may be anywhere
+    refused_by(
+        bisls.optim.Auto, {}, ("state", 0, key), lambda old: old * 0 + wrong if key != "weight_sum" else wrong, message
+    )
+
+
+def refused_by(cls, options, path, change, message):
+    made, params = trained(cls, (3, 2), **options)
+    state = forging.forged(copy.deepcopy(made.state_dict()), path, change)
+    before = json.dumps([listed(made.state_dict()), [p.tolist() for p in params]])
+    with pytest.raises(ValueError, match=message) as caught:
+        made.load_state_dict(state)
+    assert str(caught.value).startswith(f"`{cls.__name__}.load_state_dict(...)`: ")
+    assert str(caught.value).endswith("; nothing was loaded")
+    assert json.dumps([listed(made.state_dict()), [p.tolist() for p in params]]) == before
+
+
+def test_an_average_that_its_parameter_cannot_hold_is_refused():
+    params = [torch.ones(2, dtype=torch.float16, requires_grad=True)]
+    made = bisls.optim.SPSMax(params, averaging=True)
+    made.step(lambda: (params[0].float() ** 2).sum())
+    state = copy.deepcopy(made.state_dict())
+    state["state"][0]["average"] = torch.full((2,), 1e6)
+    with pytest.raises(ValueError, match=r"\['average'\] has numbers that its parameter, in float16, cannot hold"):
+        made.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", forging.TRIED)
+def test_a_seeded_slice_of_the_forgeries(kind):
+    """`make attack` tries them without end."""
+    chosen = [case for case in islice(forging.cases(12), 300) if case.kind == kind][:25]
+    assert [(case, broken) for case in chosen if (broken := forging.tried(case))] == []
+
+
+@pytest.mark.slow
+def test_forgeries_of_every_composition():
+    rng = random.Random(5)
+    subjects = [("states of solvers", (name, rng.choice(list(forging.NOISE)), "")) for name in forging.SOLVERS]
+    subjects += [("states of optimisers", (name, "float32", "")) for name in forging.OPTIMISERS]
+    for kind, subject in subjects:
+        for _ in range(8):
+            case = forging.Case(kind, subject, rng.random(), rng.choice(list(forging.FORGERIES)))
+            assert forging.tried(case) is None, case

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import bisls
 
 ROOT = Path(__file__).parent.parent
@@ -17,9 +19,10 @@ def run(*command, **more):
 
 
 def bisls_command(*arguments):
-    return run("-c", "from bisls.cli import main; main()", *arguments)
+    return run("-c", "from bisls_cli import main; main()", *arguments)
 
 
+@pytest.mark.slow
 def test_demo_prints_a_table_and_saves_a_plot(tmp_path):
     done = bisls_command("demo", "--steps", "12", "--out", str(tmp_path / "new" / "folder"))
     assert done.returncode == 0, done.stderr
@@ -49,6 +52,26 @@ def test_help_and_version():
     assert "Example" in bisls_command("demo", "--help").stdout
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["reproduce", "--help"]], ids=" ".join)
+def test_questions_about_the_command_are_answered_without_torch(arguments):
+    """By the script that an installation makes."""
+    code = "; ".join(
+        [
+            "import atexit, sys",
+            "from importlib.metadata import entry_points",
+            "(one,) = entry_points(group='console_scripts', name='bisls')",
+            "atexit.register(lambda: print('there:', sorted({'torch', 'numpy', 'bisls'} & set(sys.modules))))",
+            "one.load()()",
+        ]
+    )
+    done = run("-c", code, *arguments)
+    assert done.returncode == 0, done.stderr
+    *answer, last = done.stdout.splitlines()
+    assert any(answer)
+    assert last == "there: []"
+
+
+@pytest.mark.slow
 def test_the_benchmark_runs_resumes_and_records_where_its_numbers_come_from(tmp_path):
     command = ["benchmarks/optimisers.py", "--iters", "20", "--seeds", "1", "--data", "breast_cancer", "--jobs", "1"]
     command += ["--only", "Auto", "bisls SPSB", "torch SGD,", "--out", str(tmp_path)]

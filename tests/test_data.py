@@ -15,7 +15,7 @@ import zipfile
 from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import BytesIO, StringIO
+from io import FileIO, StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +24,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bisls import cli, data
+import bisls_cli as cli
+from bisls import data
 from bisls.data import catalogue, sources, store
 from bisls.data.formats import IdxPictures, LibsvmText, read_idx
 from bisls.data.sources import Dataset, File, System, Web, Wheel
@@ -307,13 +308,12 @@ def test_a_full_disk_is_named_and_leaves_nothing(server, cache, monkeypatch, cod
     server.bodies |= {"/tiny": TEXT, "/b/tiny": TEXT}
     really = Path.open
 
-    class Full(BytesIO):
+    class Full(FileIO):
         def write(self, _):
             raise OSError(code, os.strerror(code))
 
     def full(path, mode="r", *rest, **more):
-        really(path, mode, *rest, **more).close()
-        return Full()
+        return Full(path, mode.replace("b", "")) if "x" in mode else really(path, mode, *rest, **more)
 
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(data.DataError, match=message):
@@ -340,6 +340,7 @@ print(held[0].path)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_may_fetch_the_same_at_the_same_time(server, cache):
     server.bodies["/tiny"] = TEXT
     server.barrier = threading.Barrier(2)  # neither goes on before both are half-way

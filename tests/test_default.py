@@ -7,12 +7,13 @@ from math import inf
 
 import pytest
 import torch
+from problems import lowered
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
 import bisls
 from bisls import tasks
-from bisls.hypergrad.base import Several
+from bisls.batches import Minibatches, Sample
 from bisls.response import Scene
 from bisls.vector import Vector
 
@@ -58,7 +59,7 @@ def run(problem, batches, method, times: int) -> tuple[list[int], bisls.Hypergra
     state, graphs, estimate = {}, [], None
     for _ in range(times):
         oracle = bisls.Oracle(problem)
-        estimate = method.estimate(oracle, None, Several(batches), state)
+        estimate = method.estimate(oracle, None, Minibatches(batches), state)
         state = estimate.state
         graphs.append(oracle.cost.lower_graphs)
     assert estimate is not None
@@ -101,7 +102,7 @@ def test_two_batches_give_the_hypergradient_of_their_mean_loss():
     hessian = data.T @ (x.exp()[:, None] * data) / 12 + 0.1 * torch.eye(3, dtype=torch.float64)
     mixed = (x.exp() * (data @ y - target))[:, None] * data / 12
     truth = -mixed @ torch.linalg.solve(hessian, 2 * (y - 1.0))
-    estimate = bisls.Implicit(EXACT, spread=4.0).estimate(bisls.Oracle(problem), None, Several(batches), {})
+    estimate = bisls.Implicit(EXACT, spread=4.0).estimate(bisls.Oracle(problem), None, Minibatches(batches), {})
     torch.testing.assert_close(estimate.flat, truth, rtol=1e-9, atol=1e-12)
     assert truth.norm() > 0.1
     one = bisls.Implicit(EXACT).estimate(bisls.Oracle(problem), None, batches[-1], {})
@@ -111,7 +112,7 @@ def test_two_batches_give_the_hypergradient_of_their_mean_loss():
 def test_the_spread_measured_is_the_variance_of_the_mixed_products():
     problem, batches, _, _ = weighted()
     oracle = bisls.Oracle(problem)
-    estimate = bisls.Implicit(EXACT, spread=1e9).estimate(oracle, None, Several(batches), {})
+    estimate = bisls.Implicit(EXACT, spread=1e9).estimate(oracle, None, Minibatches(batches), {})
     graphs = [oracle.lower_graph(batch) for batch in (batches[3], batches[2])]
     z = EXACT.solve(lambda v: (graphs[0].hessian(v) + graphs[1].hessian(v)) / 2, oracle.upper(None).grad_y, {}).z
     pulls = torch.stack([graph.mixed(z) for graph in graphs])
@@ -162,7 +163,7 @@ def test_a_rest_takes_the_remembered_step_within_what_the_direction_allows():
     solver, batches = bisls.BiSLS(problem, search_every=2), drawn(60, 4)
     shortened = 0
     for k in range(30):
-        remembered, before = solver._upper_memory.step, x.detach().clone()
+        remembered, before = solver.state_dict()["upper"].get("memory", {}).get("step"), x.detach().clone()
         record = solver.step(batches[2 * k], batches[2 * k + 1])
         if k % 2 and k > 1:
             assert 0 < record.alpha <= remembered
@@ -208,7 +209,7 @@ def test_the_parameters_hold_the_mean_and_the_steps_go_on_from_the_last_iterate(
             mean = last if mean is None else mean + weight * (last - mean)
         solver.step(batches[-1], lower)
         torch.testing.assert_close(y.detach(), mean, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(solver._states["average"]["last"], last, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(solver.state_dict()["lower"]["average"]["last"], last, rtol=1e-10, atol=1e-12)
     assert kept >= 5
     assert (last - mean).norm() > 0.05
 
@@ -233,7 +234,7 @@ def test_one_batch_for_all_lower_steps_is_not_averaged():
     problem, _, y = noisy()
     solver, batch = averaging(problem, lower_iters=400), drawn(4)
     solver.step(batch, batch)
-    assert solver._states["average"] == {}
+    assert solver.state_dict()["lower"]["average"] == {}
     assert torch.autograd.grad(problem.lower_loss(batch), y)[0].norm() < 1e-2
 
 
@@ -374,10 +375,8 @@ def test_the_difference_agrees_with_the_exact_product(dtype, tolerance, alpha):
         search=estimate.flat / estimate.flat.norm(),
         x=problem.x.read(),
         y=problem.y.read(),
-        upper_batch=None,
-        step_batch=None,
-        lower_batch=None,
-        beta=0.1,
+        sample=Sample(None, Minibatches([None])),
+        **lowered(problem, 0.1),
         alpha=alpha,
         max_step=inf,
     )
@@ -399,18 +398,16 @@ def test_a_step_too_short_to_be_seen_is_answered_by_the_exact_product():
     batch = torch.zeros(4, dtype=torch.float64)
     estimate = method.estimate(oracle, batch, batch, {})
     scene = Scene(
-        oracle,
-        method,
-        estimate,
-        estimate.flat,
-        problem.x.read(),
-        problem.y.read(),
-        batch,
-        batch,
-        batch,
-        0.1,
-        1e-18,
-        inf,
+        oracle=oracle,
+        method=method,
+        estimate=estimate,
+        search=estimate.flat,
+        x=problem.x.read(),
+        y=problem.y.read(),
+        sample=Sample(batch, Minibatches([batch])),
+        **lowered(problem, 0.1),
+        alpha=1e-18,
+        max_step=inf,
     )
     before = oracle.cost.mixed_products
     pull = bisls.Tangent()._pull(scene, estimate.graph)
@@ -499,6 +496,7 @@ def test_penalties_are_chosen_from_any_start(penalty, alpha, beta):
     assert values[-1] <= 0.0783
 
 
+@pytest.mark.slow
 def test_weight_decay_of_a_network_is_tuned_though_its_loss_is_not_convex():
     """The whole network below, labels with noise: held-out loss against training as long with the decay it starts from."""
 

@@ -297,8 +297,8 @@ def test_what_a_watched_rule_remembers_is_plain_numbers():
     rule, memory = Curvature(start=None, watch=True), Memory()
     for h in drawn(5):
         memory = rule.choose(ray(CURVATURE, h)[0], memory).memory
-    assert all(isinstance(number, float) for number in (memory.step, *memory.extra))
-    assert len(memory.extra) == 2
+    assert all(isinstance(number, float) for number in (memory.step, *memory.notes.values()))
+    assert set(memory.notes) == {"count", "peak"}
 
 
 @pytest.mark.parametrize("bad", [nan, inf, -inf])

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,10 +17,10 @@ import pytest
 import typer
 
 import bisls
-from bisls.cli import app
 from bisls.console import SWEPT, TASKS
 from bisls.data import DATASETS
 from bisls.experiments import BACKENDS, NAMES, SCALES
+from bisls_cli import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -32,13 +33,29 @@ def fenced(page, language):
     return [body for name, body in FENCE.findall(page.read_text()) if name == language]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page.name == "own_problem.md")) for page in PAGES],
+    ids=[page.name for page in PAGES],
+)
 def test_the_code_on_the_page_runs(page, tmp_path, monkeypatch):
     """Every Python block, in order, as one script."""
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
     for block in fenced(page, "python"):
         exec(compile(block, str(page), "exec", dont_inherit=True), names)
+    assert names.get("works", True)  # bfloat16, where the page tries it: the tests have seen to that
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "index.md"], ids=lambda page: page.name)
+def test_the_first_example_prints_what_the_page_says(page, capsys):
+    (told,) = re.findall(r"It prints (\d\.\d\d) and (\d\.\d\d):", page.read_text())
+    names: dict = {"__name__": "__main__"}
+    for block in fenced(page, "python")[: 1 + (page.name == "index.md")]:
+        exec(compile(block, str(page), "exec", dont_inherit=True), names)
+    (printed,) = re.findall(r"^(\d\.\d\d) (\d\.\d\d)$", capsys.readouterr().out, re.MULTILINE)
+    # one in the last digit, as CPUs round differently
+    assert all(abs(float(a) - float(b)) < 0.011 for a, b in zip(told, printed, strict=True)), (told, printed)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -202,22 +219,45 @@ def test_files_that_are_linked_exist(page):
         assert (ROOT / target).exists(), target
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site as `make docs` builds it: any warning, such as a link or an anchor that leads nowhere, is an error."""
-    out = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
-        cwd=ROOT,
+def build(folder, out):
+    """The site as `make docs` builds it: any warning, such as a link or an anchor that leads nowhere, is an error.
+
+    Not with --quiet, under which mkdocs counts no warnings.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)],
+        cwd=folder,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    out = tmp_path_factory.mktemp("site")
+    done = build(ROOT, out)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 
 
+@pytest.mark.slow
+def test_a_link_that_leads_nowhere_and_a_page_that_nobody_lists_fail_the_build(tmp_path):
+    shutil.copytree(DOCS, tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    with (tmp_path / "docs" / "theory.md").open("a") as page:
+        page.write("\n[nowhere](nowhere.md) and [no heading](data.md#none)\n")
+    (tmp_path / "docs" / "unlisted.md").write_text("# Unlisted\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode != 0
+    said = [part for part in re.split("^(?=[A-Z]+ +-)", done.stderr, flags=re.MULTILINE) if part.startswith("WARNING")]
+    for words in ("'nowhere.md'", "'#none'", "unlisted.md"):
+        assert any(words in warning for warning in said), done.stderr
+
+
+@pytest.mark.slow
 def test_the_site_asks_no_other_host(site):
     loads = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""")
     for page in site.rglob("*.html"):
@@ -226,6 +266,7 @@ def test_the_site_asks_no_other_host(site):
         assert not re.findall(r"url\(\s*[\"']?(?:https?:)?//|@import", style.read_text()), style
 
 
+@pytest.mark.slow
 def test_the_site_can_be_searched_and_has_every_name(site):
     assert "check_hypergradient" in (site / "search" / "search_index.json").read_text()
     reference = (site / "reference" / "index.html").read_text()

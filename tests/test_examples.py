@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 STEPS = {"penalties": 2, "mislabelled": 4, "distil": 6, "representation": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_the_example_runs_and_leaves_a_picture(name, tmp_path):
     command = [sys.executable, "-W", "error::RuntimeWarning", str(ROOT / "examples" / f"{name}.py")]

@@ -43,6 +43,7 @@ def rows_of(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "field.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_driver_runs_workers_scores_them_and_goes_on_where_it_stopped(tmp_path, field):
     small = ("--problems", "tiny", "--peers", "bisls", "torch", "--variants", "BiSLS", "CG", "--here", "--quick")
     field(tmp_path, *small)

@@ -9,22 +9,24 @@ import pytest
 from watching import Quiet
 
 from bisls.experiments import Plan, Store, figure, reproduce
-from bisls.experiments.asking import gather
+from bisls.experiments.asking import Tuned, gather
 from bisls.experiments.base import RunRecord
+from bisls.experiments.bilevel import OWN
 from bisls.experiments.distillation import (
+    CONSTANT,
     LOWER,
-    OURS,
-    Tuned,
+    NEUMANN,
     album,
     beyond,
     distillation,
     grid,
     recognised,
     reference,
+    searched,
     tuned,
 )
+from bisls.experiments.evidence import polyak_share
 from bisls.experiments.figures import datadist, demo_3, mnist50, mnist_sample, mnist_sps
-from bisls.experiments.progress import held
 from bisls.outcome import Judgement, Outcome
 
 NAMES = ("demo_3", "mnist_sps", "datadist", "mnist50", "mnist_sample")
@@ -38,6 +40,7 @@ def outcomes(tmp_path_factory):
     return {outcome.name: outcome for outcome in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_figure_runs_at_the_smallest_scale(outcomes, name):
     outcome = outcomes[name]
@@ -53,6 +56,7 @@ def test_a_figure_runs_at_the_smallest_scale(outcomes, name):
     assert Outcome.from_json(outcome.to_json()).to_json() == outcome.to_json()
 
 
+@pytest.mark.slow
 def test_the_learnt_pictures_are_shown(outcomes):
     rows = outcomes["datadist"].pictures
     assert len(rows) == 2
@@ -67,7 +71,7 @@ def test_the_learnt_pictures_are_shown(outcomes):
 def made(end, exact=None, alpha=10.0, error="", share=1.0, **curves):
     """A record that ends where it is told to."""
     own = {"loss": (2.3, end), "k": (0.0, 300.0), "alpha": (alpha, share * alpha / np.sqrt(2)), "accuracy": (0.1, 0.85)}
-    return RunRecord({"alpha": alpha}, own | curves, {"exact": end if exact is None else exact}, error)
+    return RunRecord({}, own | curves, {"exact": end if exact is None else exact, "ceiling": alpha}, error)
 
 
 def several(*ends, **others):
@@ -84,7 +88,7 @@ def sps_runs(sps, sgd, silent=()):
     return {
         (linear, method, alpha): several(end) if alpha in silent else polyak(end)
         for linear in demo_3.LINEAR
-        for method, ends in (("bisps", sps), ("sgd-decay", sgd))
+        for method, ends in ((demo_3.SPS, sps), (demo_3.SGD, sgd))
         for alpha, end in zip((10.0, 100.0), ends, strict=True)
     }
 
@@ -118,13 +122,13 @@ def test_demo_3_where_the_ceiling_decides():
     verdicts = demo_3.judge(runs, several(0.5))
     assert judged(verdicts)[:2] == [HOLDS, HOLDS]  # by 100 alone
     assert "not counted: 10 (the Polyak step decides in less than 5%" in verdicts[0].numbers
-    assert "alpha_b0 = 10 " in demo_3.told(runs)
+    assert "alpha_b0 = 10 " in demo_3.remarks(runs)
     nothing = demo_3.judge(sps_runs((1.5, 1.4), (1.6, 2.0), silent=(10.0, 100.0)), several(0.5))
     assert judged(nothing)[:3] == [UNDECIDED] * 3
 
 
 def test_demo_3_judges_the_solved_problem_too():
-    runs = {key: polyak(1.5, exact=1.9 if key[1] == "bisps" else 1.2) for key in sps_runs((1, 1), (1, 1))}
+    runs = {key: polyak(1.5, exact=1.9 if key[1] == demo_3.SPS else 1.2) for key in sps_runs((1, 1), (1, 1))}
     assert judged(demo_3.judge(runs, several(0.5)))[:2] == [HOLDS, FAILS]
 
 
@@ -176,7 +180,7 @@ def test_mnist_sample_where_the_ceiling_decides():
     verdicts = mnist_sample.judge(runs, several(0.5))
     assert judged(verdicts)[:3] == [UNDECIDED, HOLDS, FAILS]
     assert "not counted: 10" in verdicts[0].numbers
-    assert "same run" in mnist_sample.told(runs)
+    assert "same run" in mnist_sample.remarks(runs)
     nowhere = mnist_sample.judge({10.0: groups(2.2, 2.2, 2.3, polyak)}, several(2.2))
     assert judged(nowhere) == [UNDECIDED] * 4
 
@@ -197,13 +201,13 @@ def test_pictures_that_are_digits_and_pictures_that_are_not():
     means = draw.random((10, 784))
     like = tuple((4.0 * means + draw.random((10, 784)) - 7.0).ravel())
     moved = tuple(np.roll(means, 1, axis=0).ravel())
-    runs = {datadist.SLS: made(1.0, pictures=moved, accuracy=(0.1, 0.4)), OURS: made(1.0, pictures=like)}
+    runs = {datadist.SLS: made(1.0, pictures=moved, accuracy=(0.1, 0.4)), OWN: made(1.0, pictures=like)}
     verdicts = datadist.judge_pictures(runs, means, 0.8)
     assert judged(verdicts) == [FAILS, FAILS, HOLDS, HOLDS]
     assert [verdict.ours for verdict in verdicts] == [False, False, True, True]
-    lost = datadist.judge_pictures({OURS: made(nan, error="lost", pictures=like)}, means, 0.8)
+    lost = datadist.judge_pictures({OWN: made(nan, error="lost", pictures=like)}, means, 0.8)
     assert judged(lost) == [FAILS, FAILS]
-    near = datadist.judge_pictures({OURS: made(1.0, pictures=like, accuracy=(0.1, 0.795))}, means, 0.8)
+    near = datadist.judge_pictures({OWN: made(1.0, pictures=like, accuracy=(0.1, 0.795))}, means, 0.8)
     assert judged(near) == [HOLDS, UNDECIDED]
     assert recognised(np.full((10, 784), nan), means) == recognised(np.zeros((10, 784)), means) == 0
 
@@ -218,42 +222,48 @@ def test_an_album_is_grey_whatever_was_learnt():
 
 
 def test_in_which_iterations_the_polyak_step_decides():
-    assert held([made(1.0, alpha=8.0)]) == 0
-    record = RunRecord({"alpha": 8.0}, {"alpha": (8.0, 1.0)}, {})
-    assert held([record]) == 0.5
+    assert polyak_share([made(1.0, alpha=8.0)]) == 0
+    record = RunRecord({}, {"alpha": (8.0, 1.0)}, {"ceiling": 8.0})
+    assert polyak_share([record]) == 0.5
+
+
+def steps(config):
+    """The constant steps of a run."""
+    return config.method["upper_step"].step, config.method["lower_step"].step
 
 
 def test_the_best_pair_of_a_grid_is_run_on_all_seeds():
     plan = Plan("smoke", 3)
-    asking = tuned(plan, {"SGD": ("sgd", [(1.0, 0.1), (2.0, 0.1), (4.0, 0.1)])}, linear="neumann")
+    method = CONSTANT["SGD"].but(hypergrad=NEUMANN)
+    asking = tuned(plan, {"SGD": (method, [(1.0, 0.1), (2.0, 0.1), (4.0, 0.1)])})
     first = next(asking)
-    assert [(config.alpha, config.seed) for config in first] == [(1.0, 0), (2.0, 0), (4.0, 0)]
+    assert [(steps(config)[0], config.seed) for config in first] == [(1.0, 0), (2.0, 0), (4.0, 0)]
     second = asking.send([made(1.0), made(0.5), made(0.1, error="lost")])
-    assert [(config.alpha, config.seed) for config in second] == [(2.0, 0), (2.0, 1), (2.0, 2)]
-    assert {config.linear for config in second} == {"neumann"}
+    assert [(steps(config)[0], config.seed) for config in second] == [(2.0, 0), (2.0, 1), (2.0, 2)]
+    assert {config.method["hypergrad"] for config in second} == {NEUMANN}
     with pytest.raises(StopIteration) as end:
         asking.send(several(0.5, 0.6, 0.7))
     best = end.value.value["SGD"]
-    assert (best.alpha, best.beta, len(best.runs)) == (2.0, 0.1, 3)
-    assert str(best) == "alpha 2, beta 0.1 (best of 3 pairs)"
-    assert "at the edge" in str(Tuned(4.0, 0.1, best.pairs, best.runs))
+    assert (*best.pair, len(best.runs)) == (2.0, 0.1, 3)
+    assert str(best) == "alpha = 2, beta = 0.1 (best of 3 pairs)"
+    assert "at the edge" in str(Tuned((4.0, 0.1), best.tried, best.runs))
 
 
 def test_a_grid_is_extended_while_its_best_upper_step_is_at_an_edge():
     def drive(ends, pairs):
-        asking, asked = tuned(Plan("quick", 1), {"SGD": ("sgd", pairs)}), []
+        asking, asked = tuned(Plan("quick", 1), {"SGD": (CONSTANT["SGD"], pairs)}), []
         wanted = next(asking)
         while True:
-            asked.append([(config.alpha, config.beta) for config in wanted])
+            asked.append([steps(config) for config in wanted])
             try:
-                wanted = asking.send([made(ends(config.alpha, config.beta)) for config in wanted])
+                wanted = asking.send([made(ends(*steps(config))) for config in wanted])
             except StopIteration as end:
                 return asked, end.value["SGD"]
 
     pairs = [(1.0, LOWER), (10.0, LOWER), (0.1, 0.3), (1.0, 0.3)]
     asked, best = drive(lambda alpha, beta: abs(np.log10(alpha) - 2) + (beta != LOWER), pairs)
     assert asked == [pairs, [(100.0, LOWER)], [(1000.0, LOWER)], [(100.0, LOWER)]]
-    assert str(best) == "alpha 100, beta 0.0001 (best of 6 pairs; beta at the edge of the grid)"
+    assert str(best) == "alpha = 100, beta = 0.0001 (best of 6 pairs; beta at the edge of the grid)"
     asked, best = drive(lambda alpha, beta: alpha, pairs)
     assert asked[1:-1] == [[(0.01, 0.3)], [(0.001, 0.3)], [(0.0001, 0.3)]]
     assert "alpha and beta at the edge" in str(best)
@@ -280,6 +290,7 @@ def test_records_come_back_under_their_names():
         next(gather({"a": []}))
 
 
+@pytest.mark.slow
 def test_the_axis_ends_below_the_lowest_loss(outcomes):
     for name in NAMES:
         for panel in outcomes[name].panels:
@@ -291,7 +302,8 @@ def test_the_axis_ends_below_the_lowest_loss(outcomes):
 @pytest.mark.parametrize("scale", ["quick", "paper"])
 def test_full_scales_are_as_the_paper_says(scale):
     plan = Plan(scale, 1)
-    config = distillation(plan, 0, "bisls-sgd")
-    assert (config.alpha, config.beta, config.lower_iters, config.batch) == (10.0, 100.0, 20, 10)
-    assert {beta for _, beta in grid(plan, "adam", LOWER)} == {LOWER}
-    assert {beta for _, beta in grid(plan, "sgd")} > {LOWER}
+    config = distillation(plan, 0, searched(plan))
+    begin = config.method["alpha"], config.method["beta"]
+    assert (*begin, config.lower_iters, config.batch) == (10.0, 100.0, 20, 10)
+    assert {beta for _, beta in grid(plan, "Adam", LOWER)} == {LOWER}
+    assert {beta for _, beta in grid(plan, "SGD")} > {LOWER}

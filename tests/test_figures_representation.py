@@ -9,6 +9,7 @@ from watching import Quiet
 
 from bisls.experiments import Plan, Store, figure, reproduce
 from bisls.experiments.base import RunRecord
+from bisls.experiments.bilevel import OWN
 from bisls.experiments.figures import (
     delta_opt1,
     demo_1,
@@ -70,7 +71,7 @@ def run(
         "lower_steps": (10.0,) * 4,
     }
     facts = {"evaluations": {"upper_gradients": 100, "lower_gradients": 1000}}
-    return RunRecord({"alpha": ceiling}, curves, {"iterations": 100.0}, error, facts)
+    return RunRecord({}, curves, {"iterations": 100.0, "ceiling": ceiling}, error, facts)
 
 
 def runs(*losses, **others):
@@ -81,6 +82,7 @@ def judged(verdicts):
     return [verdict.judgement for verdict in verdicts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_at_the_smallest_scale(outcomes, name):
     one = outcomes[name]
@@ -121,27 +123,33 @@ def drive(asking, loss):
         return asked, end.value
 
 
+def steps(config):
+    """The constant steps of a run."""
+    return config.method["upper_step"].step, config.method["lower_step"].step
+
+
 def distance(config):
     """Least at alpha = 1e-3, beta = 0.5, both of the paper's grid; too large a lower step diverges."""
-    return 0.1 + 0.1 * abs(config.alpha - 1e-3) + 0.01 * abs(BETAS.index(config.beta) - 3) + 1e3 * (config.beta > 5)
+    alpha, beta = steps(config)
+    return 0.1 + 0.1 * abs(alpha - 1e-3) + 0.01 * abs(BETAS.index(beta) - 3) + 1e3 * (beta > 5)
 
 
 @pytest.mark.parametrize(("scale", "most"), [("quick", 16), ("paper", 42)])
 def test_tuning_finds_the_best_pair_of_the_grid(scale, most):
     asked, (best, _) = drive(tuned(Plan(scale, 2), ("adam",)), distance)
     assert best["adam"].pair == (1e-3, 0.5)
-    assert len(best["adam"].grid) <= most
+    assert len(best["adam"].tried) <= most
     assert len(best["adam"].runs) == 2
-    assert {config.seed for config in asked[: len(best["adam"].grid)]} == {0}
-    assert (
-        len({(c.alpha, c.beta, c.seed) for c in asked}) == len(best["adam"].grid) + 1
-    )  # the best pair on a second seed
+    assert {config.seed for config in asked[: len(best["adam"].tried)]} == {0}
+    assert len({(*steps(c), c.seed) for c in asked}) == len(best["adam"].tried) + 1  # the best pair on a second seed
 
 
 def test_a_best_pair_at_the_edge_of_the_grid_is_told():
     _, (best, _) = drive(tuned(Plan("quick", 1), ("adam",)), distance)
     assert "edge" not in str(best["adam"])
-    _, (best, _) = drive(tuned(Plan("quick", 1), ("adam",)), lambda config: 0.1 - config.alpha + config.beta / 100)
+    _, (best, _) = drive(
+        tuned(Plan("quick", 1), ("adam",)), lambda config: 0.1 - steps(config)[0] + steps(config)[1] / 100
+    )
     assert str(best["adam"]).endswith("; alpha and beta at the edge of the grid)")
 
 
@@ -177,7 +185,7 @@ def test_nothing_holds_of_runs_that_got_nowhere():
     assert judged(opt.judge(two_methods(option_1=0.49, option_2=0.6, option_3=0.49), runs(0.48))) == [UNDECIDED] * 5
     assert judged(eta.judge(named("eta", {"1": 0.6, "2": 0.49, "10": 0.49}), runs(0.48))) == [UNDECIDED] * 5
     assert judged(search_cost_beta.judge({"BiSLS-Adam": {1.0: runs(0.5)}}, runs(0.5, lower=1.0))) == [UNDECIDED] * 2
-    grids = {"beta 1": runs(0.6), "alpha 1": runs(0.6), "default": runs(0.49)}
+    grids = {"beta 1": runs(0.6), "alpha 1": runs(0.6), OWN: runs(0.49)}
     assert judged(demo_1.judge(grids))[2] is UNDECIDED
 
 

@@ -214,11 +214,13 @@ def test_unrolled_equals_autograd_through_the_steps():
     assert torch.equal(y, y0)
 
 
+@pytest.mark.slow
 def test_unrolled_finds_its_step_and_tends_to_the_truth(case):
     hg = bisls.hypergradient(case.problem, None, None, bisls.Unrolled(iters=1200))
     assert error(hg.flat, case.hypergradient) < 1e-6
 
 
+@pytest.mark.slow
 def test_the_mean_of_stochastic_neumann_is_its_expectation():
     case = ridge()
     smoothness, terms, draws = 1.2 * torch.linalg.eigvalsh(case.hessian).max().item(), 12, 4000
@@ -293,6 +295,7 @@ def test_both_mixed_products_are_each_others_transpose(case):
 # --- check_hypergradient
 
 
+@pytest.mark.slow
 def test_check_passes_the_right_and_fails_the_wrong(case):
     case.problem.y.write_(case.problem.y.read() + 0.3)  # it solves the lower problem by itself
     before = case.problem.x.read(), case.problem.y.read()
@@ -323,12 +326,14 @@ class Zero:
         )
 
 
+@pytest.mark.slow
 def test_check_fails_a_zero_estimate(case):
     report = bisls.check_hypergradient(case.problem, None, None, Zero())
     assert not report.passed
     assert report.relative_error > 0.5
 
 
+@pytest.mark.slow
 def test_check_works_in_single_precision_with_dropout_and_batchnorm():
     torch.manual_seed(3)
     body = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Dropout(0.2))
@@ -455,7 +460,10 @@ def test_damped_cg_solves_where_the_hessian_is_not_positive_definite():
 
     cut = bisls.CG(iters=50).solve(hessian, b, {})
     solution = bisls.CG(iters=50, damp=True).solve(hessian, b, {})
-    assert cut.status is solution.status is bisls.Status.NEGATIVE_CURVATURE
+    assert cut.status is bisls.Status.NEGATIVE_CURVATURE
+    assert solution.status is bisls.Status.DAMPED
+    assert cut.status.failed
+    assert not solution.status.failed
     damping = float(solution.state["damping"])
     assert damping > 0.5  # enough for H + s I to be positive definite
     torch.testing.assert_close(solution.z, b / (spectrum + damping), rtol=1e-6, atol=0)

@@ -369,6 +369,7 @@ def test_distributed_checkpointing_reads_and_writes_the_state(row, flatten):
     get_optimizer_state_dict(other.model, make(row, other.model.parameters()), options=options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [nan, inf, -inf])
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_a_value_that_is_not_finite_changes_nothing(row, bad, where, caplog):
@@ -510,7 +511,7 @@ def test_bad_input_is_named(row):
     ]:
         with pytest.raises(ValueError, match=message):
             make(row, params)
-    with pytest.raises(TypeError, match="put the tensor into a list"):
+    with pytest.raises(ValueError, match="put the tensor into a list"):
         make(row, w)
     with pytest.raises(ValueError, match=rf"`{cls}\(lr=-1.0\)`: lr must be positive"):
         make(row, [w], lr=-1.0)
@@ -545,7 +546,7 @@ def test_bad_numbers_are_named_at_once():
     w = torch.tensor([1.0], requires_grad=True)
     for make_, message in [
         (lambda: optim.SPSB([w], c=0.0), r"c=0.0"),
-        (lambda: optim.SLS([w], c=1.5), r"sufficient=1.5"),
+        (lambda: optim.SLS([w], c=1.5), r"`SLS\(c=1.5\)`: c must lie in"),
         (lambda: optim.SLS([w], shrink=1.2), r"shrink=1.2"),
         (lambda: optim.SLSB([w], power=-1.0), r"power=-1.0"),
     ]:
@@ -671,6 +672,7 @@ def test_auto_is_a_plain_loop():
     torch.testing.assert_close(torch.cat([p.reshape(-1) for p in task.parameters()]), x, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
 def test_auto_does_not_depend_on_its_start_nor_on_the_units_of_the_loss(scale):
     gaps = []

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from processes import spawned
 from torch import nn
 
 import bisls
 from bisls import optim
+
+pytestmark = pytest.mark.slow
 
 METHODS = [bisls.Implicit(bisls.CG()), bisls.Implicit(bisls.Neumann(20)), bisls.StochasticNeumann(5), bisls.Unrolled(4)]
 OPTIMISERS = [optim.Auto, optim.SPSB, optim.SLSB]
@@ -75,17 +77,7 @@ def work(rank: int, port: int, queue) -> None:
 
 
 def test_two_processes_agree_with_one_on_the_joined_batch():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    workers = [context.Process(target=work, args=(rank, port, queue)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    answers = {rank: rest for rank, *rest in (queue.get(timeout=120) for _ in workers)}
-    for worker in workers:
-        worker.join()
+    answers = {rank: rest for rank, *rest in spawned(work)}
     assert answers[0] == answers[1]
     flats, values, trained = answers[0]
     for index in (0, 1, 3):  # the stochastic one draws its length, so only the ranks can be compared
@@ -96,6 +88,63 @@ def test_two_processes_agree_with_one_on_the_joined_batch():
         expected = train(cls, ROWS[None], wrapped=False)
         assert trained[2 * index] == pytest.approx(expected, rel=1e-8)
         assert trained[2 * index + 1] == pytest.approx(expected, rel=1e-8)
+
+
+def to_the_end(rank: int, port: int, queue) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    ends = []
+    for offset in (0.0, 7.3):
+        x = torch.tensor([0.5], requires_grad=True)
+        y = torch.tensor([2.0, -1.0], requires_grad=True)
+        target = 3.0 + (rank - 0.5) * (offset > 0)  # the mean over the ranks is 3
+        problem = bisls.Bilevel(
+            lambda _, y=y, target=target: ((y - target) ** 2).sum(), lambda _, x=x, y=y: ((y - x) ** 2).sum(), [x], [y]
+        )
+        history = bisls.fit(bisls.BiSLS(problem), steps=300, progress=False)
+        ends.append((len(history), history.stopped, x.item()))
+    # one rank in batches: no rank stops
+    rows = torch.full((2,), 3.0)
+    problem.upper_loss = lambda batch: ((y - batch) ** 2).sum()
+    data = rows if rank == 0 else torch.utils.data.DataLoader(rows, 2)
+    history = bisls.fit(bisls.BiSLS(problem), data, None, 60, False)
+    queue.put((rank, ends, len(history), history.stopped))
+    time.sleep(0.1)
+    dist.destroy_process_group()
+
+
+def test_all_ranks_stop_where_nothing_can_be_gained():
+    answers = {rank: rest for rank, *rest in spawned(to_the_end)}
+    assert answers[0] == answers[1]
+    ends, length, stopped = answers[0]
+    for steps, reason, x in ends:
+        assert 10 < steps < 300
+        assert reason
+        assert x == pytest.approx(3.0, abs=2e-3)
+    assert "no change" in ends[0][1]
+    assert (length, stopped) == (60, "")
+
+
+def default_run() -> list[object]:
+    """Twelve iterations of the default, whose small Hessians are written out."""
+    problem = bilevel(ROWS[None])
+    solver = bisls.BiSLS(problem)
+    records = [solver.step(None, None) for _ in range(12)]
+    return [repr([replace(record, cost=None) for record in records]), problem.x.read().tolist()]
+
+
+def work_default(rank: int, port: int, queue) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    queue.put((rank, default_run()))
+    time.sleep(0.1)
+    dist.destroy_process_group()
+
+
+def test_two_processes_with_the_same_data_take_the_decisions_of_one_to_the_last_bit():
+    """The mean over two equal ranks is exact."""
+    answers = dict(spawned(work_default))
+    assert answers[0] == answers[1] == default_run()
 
 
 def test_a_bilevel_run_under_torchrun_equals_one_process_on_the_joined_batches(tmp_path):

@@ -54,6 +54,7 @@ def dist(tmp_path_factory):
     return built(folder)
 
 
+@pytest.mark.slow
 def test_the_wheel_and_the_sdist_hold_what_they_should(dist):
     wheel, sdist, version = dist
     assert version == bisls.__version__
@@ -61,6 +62,7 @@ def test_the_wheel_and_the_sdist_hold_what_they_should(dist):
     check_sdist(sdist, version)
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_works(dist, tmp_path):
     wheel, _, version = dist
     venv.create(tmp_path / "env")
@@ -73,6 +75,7 @@ def test_the_installed_wheel_works(dist, tmp_path):
     assert "all right" in attempt(python, version, "cli", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "arguments", "said"),
     [
@@ -82,7 +85,7 @@ def test_the_installed_wheel_works(dist, tmp_path):
     ],
 )
 def test_a_command_whose_extra_is_missing_says_which(missing, arguments, said, tmp_path):
-    code = f"import sys; sys.modules[{missing!r}] = None; from bisls.cli import main; main()"
+    code = f"import sys; sys.modules[{missing!r}] = None; from bisls_cli import main; main()"
     call = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(call, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1

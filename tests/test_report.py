@@ -16,13 +16,13 @@ import pytest
 from made_up import NASTY, every_feature, facts, realistic
 from typer.testing import CliRunner
 
-from bisls.cli import app
 from bisls.outcome import Judgement, Outcome, Panel, Series, Verdict
 from bisls.report import ReportError, count, markdown_table, read_outcomes, write_markdown, write_report
 from bisls.report.page import page
 from bisls.report.palette import OTHERS, OURS, PAINTS, REFERENCE
 from bisls.report.plots import legend, looks, panel_svg, save_panel
 from bisls.report.values import LONG, thin
+from bisls_cli import app
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "source"}
 
@@ -80,6 +80,7 @@ def parsed(written):
     return Page(written.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_every_figure_has_a_section_with_a_picture_and_its_verdicts(parsed):
     sections = [e["attrs"]["id"] for e in parsed.find("section", class_="figure")]
     outcomes = every_feature()
@@ -98,6 +99,7 @@ def test_every_figure_has_a_section_with_a_picture_and_its_verdicts(parsed):
     assert "bisls reproduce rates" in parsed.find("code", sections[-1])[0]["text"]
 
 
+@pytest.mark.slow
 def test_the_summary_has_all_statements_and_counts_the_two_kinds_apart(parsed):
     verdicts = [v for outcome in every_feature() for v in outcome.verdicts]
     rows = parsed.find("tr", "summary")[1:]
@@ -114,6 +116,21 @@ def test_the_summary_has_all_statements_and_counts_the_two_kinds_apart(parsed):
     assert str(count(verdicts, ours=True)) == "2 hold, 0 fail, 1 undecided"
 
 
+@pytest.mark.slow
+def test_verdicts_are_grey_where_they_mean_nothing():
+    """At the scale "smoke", and only there; the page says why."""
+    one, other = realistic()[1:3]
+    for scales, grey in ((("smoke", "quick"), [True, False]), (("quick", "paper"), [False, False])):
+        shown = Page(page([replace(one, scale=scales[0]), replace(other, scale=scales[1])]))
+        assert [e["attrs"]["class"] == "verdicts empty" for e in shown.find("ul", class_="verdicts")] == grey
+        rows = shown.find("tr", "summary")[1:]
+        wanted = [grey[0]] * len(one.verdicts) + [grey[1]] * len(other.verdicts)
+        assert ["empty" in e["attrs"]["class"].split() for e in rows] == wanted
+        assert bool(shown.find("div", class_="tallies")[0]["attrs"]["class"] == "tallies empty") == grey[0]
+        assert ("verdicts mean nothing" in shown.find("section", id="summary")[0]["text"]) == grey[0]
+
+
+@pytest.mark.slow
 def test_nothing_is_loaded_and_nothing_runs(written, parsed):
     assert not parsed.find("script")
     for element in parsed.elements:
@@ -128,6 +145,7 @@ def test_nothing_is_loaded_and_nothing_runs(written, parsed):
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)", text))
 
 
+@pytest.mark.slow
 def test_ids_are_unique_and_links_lead_somewhere(parsed):
     ids = [e["attrs"]["id"] for e in parsed.elements if "id" in e["attrs"]]
     assert len(ids) == len(set(ids))
@@ -139,6 +157,7 @@ def test_ids_are_unique_and_links_lead_somewhere(parsed):
     assert {link[1:] for link in links} <= set(ids)
 
 
+@pytest.mark.slow
 def test_pictures_have_words_and_the_page_has_landmarks(parsed):
     titles = {e["attrs"].get("id"): e["text"] for e in parsed.find("title")}
     for svg in parsed.find("svg"):
@@ -152,6 +171,7 @@ def test_pictures_have_words_and_the_page_has_landmarks(parsed):
     assert parsed.find("h1")[0]["text"] == "All <b>"
 
 
+@pytest.mark.slow
 def test_what_comes_from_data_stays_text(written, parsed):
     text = written.read_text(encoding="utf-8")
     assert "<script" not in text
@@ -160,6 +180,7 @@ def test_what_comes_from_data_stays_text(written, parsed):
     assert len(seen) > 8
 
 
+@pytest.mark.slow
 def test_where_the_numbers_come_from_is_said(parsed):
     header = " ".join(parsed.find("header")[0]["text"].split())
     for words in ("paper (the paper's seeds", "quick", "2025-03-02", "torch 2.13.0", "1a2b3c4d5e-dirty"):
@@ -174,12 +195,13 @@ def test_where_the_numbers_come_from_is_said(parsed):
         page([replace(one[0], scale="smoke", facts={**facts(), "versions": {"torch": "2.12"}, "dirty": True})])
     )
     said = smoke.find("div", class_="warning")[0]["text"]
-    assert "verdicts say little" in said
+    assert "verdicts mean nothing" in said
     assert "in no commit" in said
     assert "torch\xa02.12" in smoke.find("header")[0]["text"]
     assert "nothing was run" in Page(page([])).find("header")[0]["text"]
 
 
+@pytest.mark.slow
 def test_the_same_outcomes_give_the_same_files(tmp_path):
     outcomes = realistic()[1:]
     before = dict(mpl.rcParams)
@@ -327,6 +349,7 @@ def test_a_broken_outcome_is_named_with_what_to_do(tmp_path, content):
         read_outcomes(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_markdown_page_says_the_same(tmp_path):
     outcomes = every_feature()
     path = write_markdown(outcomes, tmp_path / "docs" / "reproduction.md", images="pictures")
@@ -358,6 +381,7 @@ def command(*arguments):
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_the_command_writes_and_counts(tmp_path, monkeypatch):
     put(tmp_path, "b", "a")
     opened = []
@@ -392,7 +416,7 @@ def test_the_command_says_that_the_disk_refused(tmp_path, monkeypatch, code):
     def refuse(*_, **__):
         raise OSError(code, "it refused", str(tmp_path / "report.html"))
 
-    monkeypatch.setattr("bisls._files.NamedTemporaryFile", refuse)
+    monkeypatch.setattr("os.fsync", refuse)
     done = command(tmp_path)
     assert done.exit_code == 1
     assert "report.html: it refused" in done.stderr

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 from made_up import every_feature, realistic
 
 from bisls.report.page import page
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", params=[realistic, every_feature], ids=["realistic", "every_feature"])
@@ -54,6 +59,21 @@ def test_text_is_readable_in_both_schemes(browser, written, width):
         backgrounds.append(browser.background())
     assert backgrounds[0] == "rgb(255, 255, 255)"
     assert backgrounds[1] == "rgb(20, 23, 27)"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_failure_is_red_unless_it_means_nothing(browser, tmp_path, dark):
+    paint = "return [...document.querySelectorAll('.badge.fails, .tally .fails b')].map(e => getComputedStyle(e).color)"
+    seen = {}
+    for scale in ("smoke", "quick"):
+        path = tmp_path / f"{scale}.html"
+        path.write_text(page([replace(realistic()[2], scale=scale)]), encoding="utf-8")
+        browser.open(path, dark=dark)
+        colours = {tuple(map(int, re.findall(r"\d+", colour))) for colour in browser.run(paint)}
+        (seen[scale],) = colours
+    assert max(seen["smoke"]) - min(seen["smoke"]) < 25  # grey, a little bluish as all soft text
+    red, *rest = seen["quick"]
+    assert red > max(rest) + 80
 
 
 def test_the_keyboard_reaches_the_report(browser, written):

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -21,16 +22,26 @@ import torch
 from typer.testing import CliRunner
 from watching import Quiet
 
-from bisls import cli, console
+import bisls_cli as cli
+from bisls import console, optim
 from bisls._files import write_whole
 from bisls.data import DataError
-from bisls.experiments import NAMES, Plan, Store, figure, reproduce, sweep
+from bisls.experiments import NAMES, Plan, Store, bilevel, figure, reproduce, sweep
 from bisls.experiments.base import Config, Figure, Findings, RunRecord
-from bisls.experiments.bilevel import BilevelRun
+from bisls.experiments.bilevel import Distillation, Representation
 from bisls.experiments.judging import alike, at_most, below, both, claim, mean, yes
+from bisls.experiments.method import Method
+from bisls.experiments.rates import RateRun
+from bisls.fit import fit
+from bisls.hypergrad import Implicit
+from bisls.linear import CG
+from bisls.methods import Alternating, BiSLS, BiSPS
 from bisls.outcome import Judgement, Outcome, Panel, Series
+from bisls.problem import Bilevel
+from bisls.steps import Constant, Keep, Restart
 
 runner = CliRunner()
+PAPER = Method(BiSLS.paper)
 
 
 @dataclass(frozen=True)
@@ -171,36 +182,129 @@ def test_a_key_is_of_one_configuration():
         Made(0),
         Made(1),
         Made(0, 2.0),
-        BilevelRun(0),
-        BilevelRun(0, steps=5),
-        BilevelRun(0, method="sgd", alpha=1, beta=1),
+        Representation(0, PAPER),
+        Distillation(0, PAPER),
+        Representation(0, PAPER, steps=5),
+        Representation(0, PAPER.but(hypergrad=Implicit(CG(iters=5)))),
+        Representation(0, Method(Alternating)),
+        RateRun(0),
+        RateRun(0, rule=optim.SLSB),
     ]
     assert len({config.key for config in configs}) == len(configs)
     assert Made(0, 2.0).key == Made(0, 2.0).key
+    # one method has one text, however it is written
+    assert Representation(0, PAPER).key == Representation(0, PAPER.but(slack=0.0, alpha=10.0)).key
+
+
+def test_a_new_option_keeps_the_runs_that_were_made_without_it():
+    """Of the configuration, and of a part that it holds."""
+
+    @dataclass(frozen=True)
+    class Smooth:
+        factor: float = 2.0
+        power: float = 1.0
+
+    def make(problem, rule=None):
+        return problem
+
+    def make_later(problem, rule=None, patience=3):
+        return problem
+
+    @dataclass(frozen=True)
+    class Later(Made):
+        more: float = 0.0
+
+    make_later.__qualname__ = make.__qualname__
+    before = Method(make, rule=Smooth(3.0))
+
+    @dataclass(frozen=True)
+    class Smooth:
+        factor: float = 2.0
+        power: float = 1.0
+        decay: float = 0.0
+
+    assert repr(Method(make_later, rule=Smooth(3.0))) == repr(before) == f"{make.__qualname__}(rule=Smooth(factor=3.0))"
+    assert Method(make_later, rule=Smooth(3.0), patience=4) != before
+    assert Later(0, 2.0).key == Made(0, 2.0).key
+    assert Later(0, 2.0, 1.0).key != Made(0, 2.0).key
+
+
+def test_a_run_survives_the_way_to_a_worker():
+    """Also those whose method holds parts: pickled, the key is the same, and so is what the method makes."""
+    asked = [config for name in NAMES for config in next(figure(name).ask(Plan("smoke", 1)))]
+    for config in asked:
+        again = pickle.loads(pickle.dumps(config))
+        assert again == config
+        assert again.key == config.key
+        json.dumps(config.described())
+    assert {config.kind for config in asked} == {"single", "rate", "distillation", "representation"}
+
+
+def test_the_paper_methods_are_those_of_the_package():
+    """A figure's BiSLS-Adam is `BiSLS.paper` itself, with the figure's settings."""
+    asked = []
+    for name in NAMES:
+        asked += next(figure(name).ask(Plan("paper", 1)))
+    methods = {config.method.name for config in asked if config.kind in ("distillation", "representation")}
+    assert methods == {"BiSLS", "BiSLS.paper", "BiSPS", "Alternating"}
+
+
+def test_the_paper_searches_at_one_level_alone():
+    """A figure of the paper has a constant step at the other one: no trial points are made there, so y responds to none."""
+    x, y = (torch.tensor([value], dtype=torch.float64, requires_grad=True) for value in (0.5, 2.0))
+    problem = Bilevel(lambda _: ((y - 3) ** 2).sum(), lambda _: ((y - x) ** 2).sum() + y.sum(), [x], [y])
+    lower = BiSLS.paper(problem, upper_step=Constant(0.01), lower_restart=Restart(), lower_iters=3).step(None, None)
+    assert (lower.alpha, lower.upper_checks) == (0.01, 0)
+    assert lower.lower_checks > 3
+    upper = BiSLS.paper(problem, lower_step=Constant(0.1), lower_iters=3).step(None, None)
+    assert (upper.beta, upper.lower_checks) == (0.1, 0)
+    assert upper.upper_checks >= 1
+    own = BiSLS.paper(problem, restart=Keep(), lower_restart=Restart())
+    assert "restart=Keep()" in repr(own)
+    assert "restart=Restart()" in repr(own)
+    with pytest.raises(ValueError, match="upper_step"):
+        BiSLS.paper(problem, upper_step=0.1)
+
+
+def test_two_samples_are_judged_by_batches_of_their_own(monkeypatch):
+    """Two samples: `fit` draws the judge from a source of its own; the upper batches are those of one sample."""
+    seen = []
+
+    def watched(solver, upper, lower, *arguments, step_data=None, **more):
+        seen.append((upper, step_data))
+        return fit(solver, upper, lower, *arguments, step_data=step_data, **more)
+
+    monkeypatch.setattr(bilevel, "fit", watched)
+    method = Method(BiSPS, alpha=10.0, lower_step=Constant(1e-2), hypergrad=Implicit(CG(iters=2)))
+    short = {"data": "digits", "batch": 8, "steps": 4, "lower_iters": 2, "every": 2}
+    one, two = (Distillation(0, method.but(samples=n), **short).execute() for n in (1, 2))
+    assert seen[0][1] is None
+    upper, judges = seen[1]
+    assert judges.seed != upper.seed
+    assert judges.batch_size == upper.batch_size == 8
+    assert one.curves["upper_value"][0] == two.curves["upper_value"][0]  # the first upper batch is the same
+    assert one.curves["alpha"] != two.curves["alpha"]  # the steps are judged on others
 
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"method": "magic"}, "method"),
-        ({"method": "sgd"}, "alpha"),
         ({"steps": 0}, "steps"),
-        ({"alpha": -1.0}, "alpha"),
-        ({"reset": 4}, "reset"),
-        ({"linear": "lu"}, "linear"),
-        ({"task": "chess"}, "task"),
         ({"data": "cifar"}, "data"),
-        ({"samples": 2}, "samples"),
-        ({"upper_search": False}, "upper_search"),
-        ({"lower": "polyak", "method": "sgd", "alpha": 1.0, "beta": 1.0}, "lower"),
-        ({"pictures": True}, "pictures"),
-        ({"terms": -1}, "terms"),
-        ({"terms": 0, "linear": "neumann"}, "terms"),
+        ({"lower_iters": 0}, "lower_iters"),
+        ({"batch": -1}, "batch"),
     ],
 )
 def test_a_configuration_is_checked(wrong, named):
     with pytest.raises(ValueError, match=named):
-        BilevelRun(0, **wrong)
+        Representation(0, PAPER, **wrong)
+
+
+def test_a_method_is_set_by_names_that_it_has():
+    with pytest.raises(ValueError, match=r"`Method\(BiSLS.paper, ...\)`: got an unexpected keyword argument 'samples'"):
+        PAPER.but(samples=2)
+    with pytest.raises(ValueError, match="rule"):
+        RateRun(0, theorem=3)
 
 
 def test_plans_are_checked():
@@ -390,6 +494,7 @@ def without_times(page):
     return re.sub(r"(?i)(cpu.seconds</dt>\s*<dd>)[\d.,]+", r"\1", page)
 
 
+@pytest.mark.slow
 def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path):
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -416,6 +521,7 @@ def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path):
     assert pages[0] == pages[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_stopped_leaves_nobody_behind(tmp_path, kind):
     """Workers end with the command; what was finished is there."""
@@ -439,6 +545,33 @@ def test_a_command_that_is_stopped_leaves_nobody_behind(tmp_path, kind):
     assert _members(process.pid) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["workers start", "runs are made"])
+def test_a_command_that_is_killed_leaves_nobody_behind(tmp_path, when):
+    """Nobody tells the workers: they notice. Those that have not yet done anything, too."""
+    command = [*COMMAND, "--jobs", "2", "--out", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
+    )
+    while process.poll() is None:
+        if when == "workers start" and len(_members(process.pid)) > 3:
+            break
+        if when == "runs are made" and len(list((tmp_path / "runs").glob("*.json"))) >= 2:
+            break
+        time.sleep(0.005)
+    assert process.poll() is None, "it was done before it could be killed"
+    assert len(_members(process.pid)) > 2  # workers, and joblib's keeper of files
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30  # a worker that has just started imports torch before it looks
+    while (left := _members(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
 def _members(session):
     """The processes of a session that are alive."""
     alive = []
@@ -452,6 +585,7 @@ def _members(session):
     return alive
 
 
+@pytest.mark.slow
 def test_a_cluster_runs_the_same_sweep(tmp_path):
     """Dask, with workers in processes of their own; ray has the same interface in joblib and is not installed here."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bisls
-from bisls.feed import random_state
 from bisls.methods import Alternating, BiSLS
+from bisls.randomness import random_state
 from bisls.sensitivity import SensitivityReport, sensitivity
 from bisls.tasks.base import Batches
 
@@ -240,3 +240,47 @@ def test_the_report_prints_plots_and_serialises(tmp_path):
     assert stored["scores"] == [[[1.0], [2.0]], [[4.0], ["inf"]]]
     assert stored["curves"][1][1][0] == [3.0, None]
     assert stored["failures"][0]["reason"] == "SolverError: no"
+
+
+def flat_report(scores):
+    scores = np.asarray(scores, dtype=float)[..., None]
+    return SensitivityReport(
+        tuple(10.0**i for i in range(scores.shape[0])),
+        tuple(10.0**j for j in range(scores.shape[1])),
+        (0,),
+        scores,
+        np.ones_like(scores),
+        np.linspace(3.0, 1.0, 6) * np.ones((*scores.shape, 6)),
+    )
+
+
+def colours(report):
+    image = report.plot().axes[0].images[0]
+    return image.cmap(image.norm(image.get_array()))
+
+
+def test_the_colours_of_the_map_do_not_depend_on_how_close_the_scores_are():
+    near, far = flat_report([[1.0, 1.02], [1.01, 1.005]]), flat_report([[1.0, 12.0], [3.0, 1.005]])
+    assert np.ptp(colours(near).reshape(-1, 4), axis=0).max() < 0.02  # 2 % apart: one colour
+    assert np.ptp(colours(far).reshape(-1, 4), axis=0).max() > 0.5
+    for report in (near, far, flat_report([[5e-9, 6e-9]])):
+        figure = report.plot()
+        assert figure.axes[0].images[0].get_clim() == (1.0, 10.0)
+        assert figure.axes[2].get_ylabel() == "score / best score (smaller is better)"
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [[[0.0, 0.0]], [[0.0, 2.0]], [[-3.0, -2.9]], [[-3.0, 5.0]], [[1.0, np.inf]], [[np.inf, np.inf]]],
+    ids=["zero", "from zero", "below zero", "across zero", "one failed", "all failed"],
+)
+def test_every_score_has_a_colour(scores, tmp_path):
+    report = flat_report(scores)
+    figure = report.plot(tmp_path / "map.png")
+    shown = np.ma.filled(figure.axes[0].images[0].get_array(), np.nan)
+    assert (np.isnan(shown) == ~np.isfinite(report.means)).all()
+    if np.isfinite(report.means).any():
+        assert np.nanmin(shown) == 1.0
+    assert [text.get_text() == "failed" for text in figure.axes[0].texts] == (
+        ~np.isfinite(report.means)
+    ).ravel().tolist()

@@ -11,6 +11,8 @@ import pytest
 from bisls.experiments import NAMES
 from bisls.report import read_outcomes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
@@ -20,6 +22,7 @@ def made(tmp_path_factory):
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
     assert done.returncode == 0, done.stderr
     assert "the paper's claims" in done.stdout
+    assert "verdicts mean nothing" in done.stdout
     return out
 
 
@@ -42,6 +45,8 @@ def test_the_page_shows_all_of_it(made, browser):
     browser.open(made / "report.html")
     assert browser.complaints() == []
     assert browser.requests() == []
+    assert browser.run("return document.querySelectorAll('.badge').length") > 0
+    assert browser.run("return [...document.querySelectorAll('.badge')].every(e => e.closest('.empty'))")  # grey
     for name in NAMES:
         section = f"section.figure#fig-{name}"
         assert len(browser.sizes(section)) == 1, name

@@ -17,6 +17,8 @@ import torch
 
 import bisls
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 spec = importlib.util.spec_from_file_location("soak", ROOT / "benchmarks" / "soak.py")
 soak = importlib.util.module_from_spec(spec)

@@ -262,7 +262,9 @@ def cap(rule) -> int:
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("shape", VALUES)
 def test_every_search_ends_within_its_cap_with_a_usable_step(rule, shape):
-    memories = [Memory()] + [Memory(k=3, step=step, extra=(2.0,)) for step in (0.25, 1e-300, 1e300, 1e308)]
+    memories = [Memory()] + [
+        Memory(k=3, step=step, notes={"count": 2.0, "begin": 2.0}) for step in (0.25, 1e-300, 1e300, 1e308)
+    ]
     slopes = [-1.0, -1e-17, -1e-300, -1e300, 0.0, 1.0, nan, -inf]
     for memory, value, slope in product(memories, [2.0, nan, inf, -1.0, 0.0], slopes):
         line, tried = counting(Line(value, slope, VALUES[shape]))
@@ -392,7 +394,7 @@ def test_a_ceiling_on_the_line_is_respected_by_every_rule():
 # --- bad arguments
 
 BAD = [
-    (lambda: Armijo(shrink=1.2), r"`Armijo\(shrink=1.2\)`: shrink must lie in \(0, 1\)"),
+    (lambda: Armijo(shrink=1.2), r"`Armijo\(shrink=1.2\)`: shrink must be a number in \(0, 1\)"),
     (lambda: Armijo(shrink="fast"), "must be a number in"),
     (lambda: Armijo(sufficient=1.0), r"`Armijo\(sufficient=1.0\)`"),
     (lambda: Armijo(start=-1.0), r"`Armijo\(start=-1.0\)`: start must be positive"),

@@ -1,8 +1,9 @@
-"""The shape of the package: imports point one way, only the oracle calls autograd, linters pass, the version is one."""
+"""The shape of the package: imports point one way, only the evaluators call autograd, linters pass, the version is one."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -18,28 +19,50 @@ ORDER = [
     "_version",
     "_check",
     "_files",
+    "states",
+    "randomness",
+    "interrupts",
+    "status",
+    "ranks",
+    "agreement",
+    "progress",
+    "overlap",
     "vector",
+    "surroundings",
     "still",
     "bounds",
     "problem",
-    "tape",
-    "player",
+    "operators",
+    "batches",
+    "evaluate",
     "oracle",
     "line",
     "record",
     "outcome",
     "linear",
-    "hypergrad",
     "directions",
     "steps",
+    "lower",
+    "hypergrad",
     "check",
     "response",
+    "parts",
+    "trend",
+    "upper",
     "solver",
     "methods",
+    "arrays",
     "feed",
+    "places",
+    "standstill",
+    "checkpoint_file",
+    "hooks",
     "checkpoint",
+    "saving",
+    "logs",
     "callbacks",
     "fit",
+    "sensitivity_report",
     "sensitivity",
     "optim",
     "data",
@@ -48,7 +71,6 @@ ORDER = [
     "experiments",
     "report",
     "console",
-    "cli",
     "__main__",
 ]
 
@@ -60,21 +82,44 @@ def modules():
             yield path, name
 
 
+def imported(path: Path) -> set[str]:
+    """The rooms that a module imports from."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        sources = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        sources += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        found |= {source.split(".")[1] for source in sources if source.startswith("bisls.")}
+    return found
+
+
 def test_imports_point_one_way():
     for path, name in modules():
         assert name in ORDER, f"{name} has no place in the order of imports"
-        for node in ast.walk(ast.parse(path.read_text())):
-            sources = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            sources += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for source in sources:
-                parts = source.split(".")
-                if parts[0] == "bisls" and len(parts) > 1 and parts[1] != name:
-                    assert ORDER.index(parts[1]) < ORDER.index(name), f"{path.name} imports {source}"
+        for source in imported(path) - {name}:
+            assert ORDER.index(source) < ORDER.index(name), f"{path.name} imports {source}"
 
 
-def test_only_the_oracle_calls_autograd():
+def test_the_map_has_every_room_in_the_order_of_imports():
+    rows = re.findall(
+        r"^\| (`.*?) \|", (ROOT / "docs" / "architecture.md").read_text().split("## One outer")[0], re.MULTILINE
+    )
+    rooms = [name.removesuffix("/") for row in rows for name in re.findall(r"`(.*?)`", row)]
+    assert sorted(rooms) == sorted(set(ORDER) - {"__main__"})
     for path, name in modules():
-        if name in ("oracle", "demo"):  # the demonstration trains torch's SGD the usual way
+        for source in imported(path):
+            if name in rooms and source != name and source in rooms:
+                assert rooms.index(source) < rooms.index(name), f"{path.name} imports {source}"
+
+
+def test_no_file_is_long():
+    """A file that passes 400 lines is cut."""
+    for path in PACKAGE.parent.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 400, path
+
+
+def test_only_the_evaluators_call_autograd():
+    for path, name in modules():
+        if name in ("evaluate", "demo"):  # the demonstration trains torch's SGD the usual way
             continue
         attributes = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
         assert not attributes & {"autograd", "backward"}, path

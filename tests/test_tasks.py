@@ -465,7 +465,7 @@ COMPLAINTS = [
     (lambda: tasks.ridge_penalties(train=(ROWS, [1, 0]), validation=PART), "3 rows need as many labels"),
     (lambda: tasks.ridge_penalties(train=([[math.nan, 1.0]], [1]), validation=PART), "NaN or infinite"),
     (lambda: tasks.ridge_penalties(train=([["a", "b"]], [1]), validation=PART), "array of real numbers"),
-    (lambda: tasks.ridge_penalties(penalty="exp"), r"\(penalty=...\)` must be a callable"),
+    (lambda: tasks.ridge_penalties(penalty="exp"), r"`ridge_penalties\(penalty='exp'\)`: penalty must be a callable"),
     (lambda: tasks.ridge_penalties(penalty=torch.sin), "finite number above 0"),
     (lambda: tasks.ridge_penalties(batch_size=1000), r"\(batch_size=1000\)`.*None.*number of rows, 133"),
     (lambda: tasks.hyper_representation(IMAGES[:, :8], KINDS), r"N x 28 x 28, got shape \(30, 8, 28\)"),

@@ -43,7 +43,6 @@ from bisls.oracle import Oracle as Oracle
 from bisls.problem import Bilevel as Bilevel
 from bisls.record import History as History
 from bisls.record import Record as Record
-from bisls.record import Status as Status
 from bisls.response import Frozen as Frozen
 from bisls.response import GradientSteps as GradientSteps
 from bisls.response import Ray as Ray
@@ -55,6 +54,7 @@ from bisls.sensitivity import SensitivityReport as SensitivityReport
 from bisls.sensitivity import sensitivity as sensitivity
 from bisls.solver import Solver as Solver
 from bisls.solver import SolverError as SolverError
+from bisls.status import Status as Status
 from bisls.steps import Armijo as Armijo
 from bisls.steps import Backtrack as Backtrack
 from bisls.steps import Constant as Constant

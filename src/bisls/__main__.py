@@ -1,6 +1,6 @@
 """`python -m bisls` is the command `bisls`."""
 
-from bisls.cli import main
+from bisls_cli import main
 
 if __name__ == "__main__":
     main()

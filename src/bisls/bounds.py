@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bisls._check import require
+from bisls._check import Wanted, Wrong, number, require, settle
 from bisls.vector import Vector
 
 
-class Bounds(Protocol):
+class Bounds(ABC):
     """A closed convex set, known by its projection."""
 
+    @abstractmethod
     def project(self, flat: Tensor, vector: Vector) -> Tensor:
         """The nearest point of the set to a flat vector; ``vector`` knows the shapes (``vector.split(flat)``)."""
-        ...
+
+    def held(self, flat: Tensor, gradient: Tensor, vector: Vector) -> Tensor | None:
+        """Which coordinates sit on a bound that the descent direction would cross; None where that is not known."""
+        return None
+
+
+def _side(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return number("[-inf, inf]").read(value)
+    if not value or not all(isinstance(tensor, Tensor) and tensor.is_floating_point() for tensor in value):
+        raise Wrong
+    if any(bool(tensor.isnan().any()) for tensor in value):
+        raise Wrong("one of them has NaN")
+    return value
+
+
+_SIDE = Wanted("must be a number, or a list of tensors shaped like the parameters, none of it NaN", _side)
 
 
 @dataclass(frozen=True)
-class Box:
+class Box(Bounds):
     """``low <= v <= high`` in every coordinate.
 
     Args:
@@ -40,14 +58,7 @@ class Box:
     high: Any = inf
 
     def __post_init__(self) -> None:
-        for name in ("low", "high"):
-            side = getattr(self, name)
-            holds = isinstance(side, int | float | list | tuple) and not isinstance(side, bool)
-            rule = "must be a number, or a list of tensors shaped like the parameters"
-            require(self, name, holds, rule)
-            for tensor in side if isinstance(side, list | tuple) else ():
-                real = isinstance(tensor, Tensor) and tensor.is_floating_point()
-                require(self, name, real and not bool(tensor.isnan().any()), f"{rule}, none of it NaN")
+        settle(self, low=_SIDE, high=_SIDE)
         if isinstance(self.low, int | float) and isinstance(self.high, int | float):
             require(self, "low", self.low < self.high, f"must be below high ({self.high!r})")
 

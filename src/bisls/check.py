@@ -10,19 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls._check import require_argument, whole
-from bisls.directions.base import State
-from bisls.directions.lbfgs import LBFGS
+from bisls._check import number, optional, settled, whole_number
+from bisls.agreement import agree_on_parameters
+from bisls.batches import Minibatches
 from bisls.hypergrad.base import HypergradientMethod, must_estimate
-from bisls.line import Line
-from bisls.linear.cg import CG
+from bisls.lower import Newton
 from bisls.oracle import Oracle
-from bisls.problem import Bilevel
-from bisls.record import Status
-from bisls.steps.armijo import Armijo
-from bisls.steps.base import Memory
-from bisls.still import Moment
+from bisls.problem import Bilevel, must_be_problem
+from bisls.ranks import together
+from bisls.status import Status
 from bisls.vector import dot, norm
+
+MOST_RAYS = 1_000_000  # each takes twelve lower solves
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,7 @@ class HypergradientReport:
         return "advice: the method does not give the gradient of F here; try Implicit(CG()) for comparison"
 
 
+@together
 def check_hypergradient(
     problem: Bilevel,
     upper_batch: Any,
@@ -108,7 +108,7 @@ def check_hypergradient(
         upper_batch: A batch for the upper loss.
         lower_batch: One batch for the lower loss (it must be the same at every evaluation, so no iterator).
         method: The hypergradient to test.
-        directions: Number of random rays, at least 1.
+        directions: Number of random rays, from 1 to a million.
         tolerance: Relative error that passes; None takes 1e-5 in double, 2e-2 in single precision.
         lower_iters: Most iterations of each lower solve.
 
@@ -127,9 +127,13 @@ def check_hypergradient(
         >>> bisls.check_hypergradient(problem, None, None, bisls.Implicit(bisls.Identity())).passed
         False
     """
-    for name, number in (("directions", directions), ("lower_iters", lower_iters)):
-        require_argument("check_hypergradient", name, number, whole(number, 1), "must be a whole number, at least 1")
-    must_estimate("check_hypergradient", method)
+    call = "check_hypergradient"
+    must_be_problem(call, problem)
+    agree_on_parameters(f"{call}(...)", problem.levels)
+    directions = settled(call, "directions", directions, whole_number(1, most=MOST_RAYS))
+    lower_iters = settled(call, "lower_iters", lower_iters, whole_number(1))
+    tolerance = settled(call, "tolerance", tolerance, optional(number("(0, inf)", "must be positive and finite")))
+    method = must_estimate(call, method)
     oracle = Oracle(problem)
     precision = torch.finfo(torch.promote_types(problem.x.dtype, problem.y.dtype)).eps
     tolerance = tolerance if tolerance is not None else (1e-5 if precision < 1e-10 else 2e-2)
@@ -142,9 +146,9 @@ def check_hypergradient(
         def solved(x: Tensor, y: Tensor) -> tuple[float, Tensor, float]:
             """F(x), y*(x) and what is left of the lower gradient, from a guess of y."""
             problem.x.write_(x)
-            problem.y.write_(y)
-            left = _solve_lower(oracle, lower_batch, masks, lower_iters)
-            return oracle.upper_value(upper_batch, replay), problem.y.read(), left
+            lowered = Newton(lower_iters).descend(oracle, Minibatches([lower_batch]), y, 0, {}, replay=masks)
+            left = norm(oracle.lower(lower_batch, lowered.y, masks).grad)
+            return oracle.upper_value(upper_batch, replay), lowered.y, left
 
         try:
             first = norm(oracle.lower_graph(lower_batch, masks).grad)
@@ -211,40 +215,3 @@ def _rate(rows: list[tuple[float, float, float, float]]) -> float:
     if not 0 < min(above, below) <= max(above, below) < float("inf"):
         return float("nan")
     return log(above / below) / log(coarse / fine)
-
-
-def _solve_lower(oracle: Oracle, batch: Any, masks: Moment, iters: int) -> float:
-    """Minimise g over y from the present y as far as its precision allows; the norm of the gradient that is left."""
-    vector = oracle.problem.y
-    newton, quasi, rule = CG(iters=max(50, min(vector.numel, 500)), tol=1e-3), LBFGS(), Armijo(start=1.0, f_min=None)
-    state: State = {}
-    y = vector.read()
-    best, smallest, stalled = y.clone(), float("inf"), 0
-    for _ in range(iters):
-        graph = oracle.lower_graph(batch, masks)
-        size = norm(graph.grad)
-        if not size < float("inf"):
-            break
-        if size < smallest:
-            best, smallest, stalled = y.clone(), size, 0
-        else:
-            stalled += 1
-        if size == 0.0 or stalled >= 3:
-            break
-        solution = newton.solve(graph.hessian, graph.grad, {})
-        d = solution.z
-        if solution.status is Status.NEGATIVE_CURVATURE or dot(d, graph.grad) <= 0:
-            heading = quasi.head(graph.grad, y, state)
-            d, state = heading.search, heading.state
-
-        def at(t: float, y: Tensor = y, d: Tensor = d) -> float:
-            vector.write_(y - t * d)
-            return oracle.lower_value(batch, masks)
-
-        line = Line(graph.value, -dot(graph.grad, d), at, eps=graph.eps)
-        step = rule.choose(line, Memory())
-        # where values can't tell any more, a full Newton step still shrinks the gradient: the gradient judges it above
-        y = y - (step.size if step.size > 0 else 1.0) * d
-        vector.write_(y)
-    vector.write_(best)
-    return smallest

@@ -12,12 +12,12 @@ import matplotlib as mpl  # here, so that a run does not end where it is missing
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bisls.callbacks import Evaluate
 from bisls.fit import fit
 from bisls.methods import Alternating, BiSLS
+from bisls.progress import Progress
 from bisls.record import History
 from bisls.solver import Solver, SolverError
 from bisls.steps import Constant
@@ -53,14 +53,11 @@ def run_demo(out: Path, steps: int, seed: int, console: Console) -> Path:
         makers[f"Adam {alpha:g} / {beta:g}"] = lambda task, a=alpha, b=beta: Alternating(  # type: ignore[misc]
             task.problem, upper_step=Constant(a), lower_step=Constant(b), lower_iters=task.lower_iters
         )
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     runs: list[Run] = []
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("", total=steps * len(makers))
+    with Progress(True, steps * len(makers), console=console) as bar:
         for i, (name, make) in enumerate(makers.items()):
-            progress.update(bar, description=name)
-            runs.append(_run(name, make, steps, seed, lambda *_: progress.advance(bar)))
-            progress.update(bar, completed=steps * (i + 1))
+            runs.append(_run(name, make, steps, seed, lambda *_, name=name: bar.advance(name)))
+            bar.reach(steps * (i + 1))
     best = min(runs[1:], key=lambda run: run.last)
     table = Table(
         title=f"30 penalties of a logistic regression (breast cancer, scikit-learn), {steps} upper iterations; "
@@ -92,7 +89,7 @@ def _run(name: str, make: Callable[[Task], Solver], steps: int, seed: int, advan
 
     try:
         callbacks = (Evaluate(exact, every=EVERY), advance)
-        history = fit(solver, task.upper_data, task.lower_data, steps, False, callbacks, on_failure="ignore")
+        history = fit(solver, task.upper_data, task.lower_data, steps, False, callbacks, on_failure="ignore", tol=None)
     except SolverError:
         values.append(float("inf"))
         history = History()

@@ -1,17 +1,20 @@
-"""Data as an endless row of batches whose place can be saved, and the random state that belongs to it."""
+"""Data as an endless row of batches whose place can be saved."""
 
 from __future__ import annotations
 
-import inspect
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+
+from bisls._check import unbound
+from bisls.arrays import as_tensor, is_array, without_arrays
+from bisls.batches import leaves
+from bisls.randomness import random_state, set_random_state
 
 
 class Exhausted(Exception):
@@ -73,6 +76,7 @@ class _Calls(Feed):
     def __init__(self, data: Any, call: str):
         super().__init__(data, call)
         self._taken = 0
+        self.commit()
 
     def take(self) -> Any:
         try:
@@ -87,15 +91,19 @@ class _Calls(Feed):
         self._taken += 1
         return batch
 
+    def commit(self) -> None:
+        own = deepcopy(self.data.state_dict()) if _stateful(self.data) else None
+        self._place = {"taken": self._taken, "own": own}  # data that end in the middle of an iteration are beyond it
+
     def state_dict(self) -> dict[str, Any]:
-        own = self.data.state_dict() if _stateful(self.data) else None
-        return {**super().state_dict(), "taken": self._taken, "own": own}
+        return {**super().state_dict(), **self._place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._taken = state["taken"]
         if state["own"] is not None:
             self.data.load_state_dict(state["own"])
+        self.commit()
 
 
 class _Stateful(Feed):
@@ -108,6 +116,7 @@ class _Stateful(Feed):
         self._iterator: Iterator[Any] | None = data if self._once else None
         self._taken = 0
         self._fresh = True  # the present pass has given no batch yet
+        self.commit()
 
     def take(self) -> Any:
         for _ in range(3):  # the pass that was resumed may be at its end; the one after it must give something
@@ -124,17 +133,22 @@ class _Stateful(Feed):
             return batch
         raise _empty(self.call)
 
+    def commit(self) -> None:
+        self._place = {"taken": self._taken, "begun": not self._fresh, "own": deepcopy(self.data.state_dict())}
+
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "taken": self._taken, "begun": not self._fresh, "own": self.data.state_dict()}
+        return {**super().state_dict(), **self._place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.data.load_state_dict(state["own"])
         self._taken = state["taken"]
-        if (
-            state["begun"] and not self._once
-        ):  # now, so that what this draws is drawn before the random state is put back
+        if state["begun"] and not self._once:
+            # now, so that what this draws is drawn before the random state is put back
             self._iterator, self._fresh = iter(self.data), False
+        self._place = {
+            name: state[name] for name in ("taken", "begun", "own")
+        }  # a pass that was begun may say less of itself
 
 
 class _Loader(Feed):
@@ -258,7 +272,9 @@ def feed(data: Any, name: str, call: str = "fit") -> Feed:
     Args:
         data: One of
 
-            - a tensor, a tuple or dict of tensors, or None: one batch for every step;
+            - a tensor, a tuple or dict of tensors, or None: one batch for every step. NumPy arrays, and the frames and series of
+              pandas and polars, become tensors once, as `torch.as_tensor` makes them: the precision stays (float64 is numpy's
+              default, float32 torch's), and the memory is shared where that is possible;
             - a torch DataLoader, or anything else that can be iterated over again and again: its epochs one after another. The
               place is saved as the epoch and the batches taken in it, with the random state at the epoch's start; to resume,
               the epoch is begun again from that state and the taken batches are read and left out, so the order is the same
@@ -271,8 +287,8 @@ def feed(data: Any, name: str, call: str = "fit") -> Feed:
             - a callable without arguments: called for each batch. Where it has ``state_dict`` and ``load_state_dict`` these are
               saved; otherwise it resumes exactly if all it draws on is the global random state.
 
-            A list is refused: it may be one batch (a DataLoader makes lists) or a list of batches. Nor is a dataset taken,
-            which has samples and no batches.
+            Batches that a loader, an iterator or a callable gives go to the losses as they are. A list is refused: it may be
+            one batch (a DataLoader makes lists) or a list of batches. Nor is a dataset taken, which has samples and no batches.
         name: The argument, for messages.
         call: The function, for messages.
 
@@ -291,7 +307,10 @@ every step, or itertools.cycle(...) for batches one after another
     where = f"`{call}({name}={_short(data)})`"
     if data is None or isinstance(data, Tensor):
         return _Whole(data, where)
+    if is_array(data):
+        return _Whole(as_tensor(data, where), where)
     if isinstance(data, tuple | Mapping):
+        data = without_arrays(data, where)
         wrong = _not_tensor(data)
         if wrong is not None or not data:
             kind = "tuple" if isinstance(data, tuple) else "dict"
@@ -303,10 +322,9 @@ every step, or itertools.cycle(...) for batches one after another
     advice = _advice(data)
     if advice:
         raise ValueError(f"{where}: {advice}")
-    if hasattr(data, "__next__"):
-        return _Stateful(data, where) if _stateful(data) else _Iterator(data, where)
-    if hasattr(data, "__iter__"):
-        return _Stateful(data, where) if _stateful(data) else _Loader(data, where)
+    if hasattr(data, "__next__") or hasattr(data, "__iter__"):
+        other = _Iterator if hasattr(data, "__next__") else _Loader
+        return _Stateful(data, where) if _stateful(data) else other(data, where)
     return _Calls(data, where)
 
 
@@ -319,32 +337,22 @@ def _advice(data: Any) -> str | None:
         )
     if isinstance(data, type):
         return "this is a class; pass an instance of it"
-    if isinstance(data, np.ndarray):
-        return "this is a numpy array; pass a tensor: torch.from_numpy(...)"
     if isinstance(data, Dataset):
         return "a dataset has samples, not batches; wrap it: torch.utils.data.DataLoader(dataset, batch_size=..., shuffle=True)"
     usable = "a tensor, a tuple of tensors, a DataLoader, an iterator, or a callable that returns a batch"
     if isinstance(data, str | bytes) or not (hasattr(data, "__iter__") or hasattr(data, "__next__") or callable(data)):
         return f"cannot be read as data; pass {usable}"
     if not hasattr(data, "__iter__") and not hasattr(data, "__next__"):
-        try:
-            inspect.signature(data).bind()
-        except TypeError as error:
-            return f"the callable must work without arguments ({error}); bind them: lambda: function(...)"
-        except ValueError:
-            pass  # a builtin without a signature
+        unfit = unbound(data, 0)
+        if unfit:
+            return f"the callable must work without arguments ({unfit}); bind them: lambda: function(...)"
     return None
 
 
 def _not_tensor(batch: Any) -> str | None:
     """What a batch holds beside tensors (numbers and text may lie beside them); None where it is one."""
-    if isinstance(batch, tuple | list | Mapping):
-        for entry in batch.values() if isinstance(batch, Mapping) else batch:
-            wrong = _not_tensor(entry)
-            if wrong is not None:
-                return wrong
-        return None
-    return None if batch is None or isinstance(batch, Tensor | int | float | str) else f"a {type(batch).__name__}"
+    plain = (Tensor, int, float, str, type(None))
+    return next((f"a {type(leaf).__name__}" for leaf in leaves(batch) if not isinstance(leaf, plain)), None)
 
 
 def _short(data: Any) -> str:
@@ -359,12 +367,12 @@ def _empty(call: str) -> ValueError:
     )
 
 
-def check_two(upper_data: Any, lower_data: Any, call: str = "fit") -> None:
-    """Refuse one loader for both levels where it can be iterated over only once at a time."""
-    alone = getattr(upper_data, "persistent_workers", False) or _stateful(upper_data)
-    if upper_data is lower_data and alone and not hasattr(upper_data, "__next__") and not callable(upper_data):
+def check_two(one: Any, other: Any, call: str = "fit", names: tuple[str, str] = ("upper_data", "lower_data")) -> None:
+    """Refuse one loader for two purposes where it can be iterated over only once at a time."""
+    alone = getattr(one, "persistent_workers", False) or _stateful(one)
+    if one is other and alone and not hasattr(one, "__next__") and not callable(one):
         raise ValueError(
-            f"`{call}(upper_data={_short(upper_data)}, lower_data={_short(lower_data)})`: the two levels would share one loader, "
+            f"`{call}({names[0]}={_short(one)}, {names[1]}={_short(other)})`: the two would share one loader, "
             "and each new epoch of one would disturb the other; make a loader for each"
         )
 
@@ -390,49 +398,3 @@ def generators(loader: Any) -> list[torch.Generator]:
     """The random generators that a loader and its samplers bring with them, each once."""
     found = [getattr(part, "generator", None) for part in (loader, *_samplers(loader))]
     return list({id(own): own for own in found if isinstance(own, torch.Generator)}.values())
-
-
-def random_state() -> dict[str, Any]:
-    """The state of the global generators of torch (every CUDA device too), numpy and Python, as tensors and plain values."""
-    version, words, gauss = random.getstate()
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": _freeze(np.random.get_state(legacy=False)),  # noqa: NPY002 - it is the users' global generator
-        "python": [version, torch.from_numpy(np.array(words)), gauss],
-        "cuda": [],
-    }
-    if torch.cuda.is_available():  # pragma: no cover - no accelerator in the tests
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put the global generators back to a state that `random_state` gave."""
-    torch.set_rng_state(state["torch"].cpu())
-    np.random.set_state(_thaw(state["numpy"]))  # noqa: NPY002
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    for device, own in enumerate(state["cuda"][: torch.cuda.device_count()]):  # pragma: no cover
-        torch.cuda.set_rng_state(own.cpu(), device)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the global generators of torch, numpy and Python."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    random.seed(seed)
-
-
-def _freeze(value: Any) -> Any:
-    """Arrays as tensors, so that a checkpoint can be read without trusting it."""
-    if isinstance(value, np.ndarray):
-        return {"array": torch.from_numpy(value.astype(np.int64)), "dtype": str(value.dtype)}
-    return {name: _freeze(entry) for name, entry in value.items()} if isinstance(value, dict) else value
-
-
-def _thaw(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    if set(value) == {"array", "dtype"}:
-        return value["array"].numpy().astype(value["dtype"])
-    return {name: _thaw(entry) for name, entry in value.items()}

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from time import monotonic
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from bisls._check import require_argument, whole
-from bisls.callbacks import FitState, check_callbacks
-from bisls.checkpoint import Checkpoint, Run, rank, world
-from bisls.feed import Exhausted, check_two, feed, random_state, set_random_state
-from bisls.record import History, Record, Status
+from bisls._check import FLAG, choice, number, optional, require_argument, settled, whole_number
+from bisls.agreement import agree, agree_on_parameters
+from bisls.checkpoint import Checkpoint, Run
+from bisls.feed import Exhausted, check_two, feed
+from bisls.hooks import FitState, check_callbacks, in_order, is_late
+from bisls.interrupts import noted_signals
+from bisls.progress import Progress
+from bisls.randomness import random_state, set_random_state
+from bisls.ranks import hear, on_any_rank, together
+from bisls.record import History, Record
+from bisls.saving import Saving
+from bisls.standstill import Standstill
+from bisls.status import Status
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class Interrupted(KeyboardInterrupt):
         self.history = history
 
 
+@together
 def fit(
     solver: Any,
     upper_data: Any = None,
@@ -60,11 +63,20 @@ def fit(
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     resume: bool = False,
     on_failure: str = "warn",
+    *,
+    step_data: Any = None,
+    tol: float | None = 0.0,
+    broadcast: bool = False,
 ) -> History:
     """Run a solver: one outer iteration after another, on batches drawn from the data.
 
     An iteration takes one upper batch and, where the lower data are batches, ``solver.lower_iters`` lower ones, whether the
     lower loop uses all of them or not: the place in the data depends on the iteration alone.
+
+    *Where nothing can be gained any more.* With one batch for every step at both levels the run stops where f, x and y have stood
+    still for ten iterations in a row, up to rounding, or where f has not fallen in thirty iterations whose search could not see
+    beyond the rounding of f, while x only goes to and fro; ``history.stopped`` and the log say so. Slow progress is progress, and
+    so is a step that still grows. With several batches, or random losses, a run never stops by itself.
 
     *Interrupts.* Ctrl-C, or SIGTERM, lets the running iteration finish, writes the checkpoint and raises `Interrupted`, a
     `KeyboardInterrupt` that carries the history. A second Ctrl-C stops at once: the parameters go back to the last iteration
@@ -73,26 +85,40 @@ def fit(
     *Exact resume.* A run that was killed and is started again with ``resume=True`` gives bit for bit what it would have given:
     parameters, records, order of the data, random numbers.
 
+    *Where the disk refuses.* A checkpoint is tried before the first iteration: a path that cannot be written is a ValueError
+    then. Later it ends no run: a checkpoint that could not be written is a warning, the file that was there before stays, the
+    run goes on, and the next one is tried when it is due. Where also the last one fails, ``history.unsaved`` and the log say why,
+    and the run ends as any other: the parameters are in memory, to be saved elsewhere. Logs that fail are warned about once.
+
     Args:
         solver: `BiSLS`, `BiSPS`, `Alternating` or another composition.
         upper_data: Batches of the upper loss: a tensor, a tuple or dict of tensors or None (the same batch for every step); a
             DataLoader (its epochs one after another); an iterator (a run ends where it does); a callable that returns a batch.
-            `bisls.feed.feed` says more.
+            NumPy arrays and data frames become tensors. `bisls.feed.feed` says more.
         lower_data: The same for the lower loss.
         steps: Iterations of the run, at least 0. A resumed run goes on to the same total.
         progress: Show a progress bar on a terminal (with rich, from ``bisls[cli]``); elsewhere log a line now and then.
-        callbacks: Objects with any of the hooks of `Callback`, or functions of (record, state).
+        callbacks: Objects with any of the hooks of `Callback`, or functions of (record, state); called in this order, logs last.
         checkpoint: A path, or a `Checkpoint`, to save the run to.
         resume: Go on from the checkpoint; without a file yet, start from the beginning. Without it an existing file is an error,
             so that no run is lost.
         on_failure: What to do about records whose status is a failure: "warn" logs each kind with its advice once, and counts;
             "raise" writes the checkpoint and raises `FitError`; "ignore" leaves it to the reader of the history.
+        step_data: Upper batches that judge the steps, independent of ``upper_data`` (two samples); given as those are. None: the
+            previous upper batch judges.
+        tol: The relative change of f, x and y that counts as standing still, at least 0; 0 is rounding alone. None: the run never
+            stops by itself, for losses that change from outside (a callback that turns a penalty up) or that hide all progress
+            under a large constant.
+        broadcast: With several processes: write rank 0's parameters into those of the others first. Otherwise parameters that
+            differ are an error.
 
     Returns:
-        The records of all iterations, those before a resume among them.
+        The records of all iterations, those before a resume among them; ``stopped`` says why there are fewer than asked for.
 
     Raises:
-        ValueError: An argument cannot be used.
+        ValueError: An argument cannot be used, a path that cannot be written among them; or the processes of a run do not begin
+            with the same parameters and settings.
+        RankError: Another process has failed; the message says which, and what it raised.
         CheckpointError: The checkpoint is damaged, or of another problem or method.
         FitError: An iteration failed, with ``on_failure="raise"``.
         Interrupted: Ctrl-C or SIGTERM.
@@ -109,18 +135,22 @@ def fit(
         ...     upper_params=[x],
         ...     lower_params=[y],
         ... )
-        >>> history = fit(BiSLS(problem), steps=20, progress=False)
-        >>> len(history), round(x.item(), 2)
-        (20, 3.0)
+        >>> history = fit(BiSLS(problem), steps=500, progress=False)
+        >>> len(history) < 50, round(x.item(), 2)
+        (True, 3.0)
+        >>> history.stopped
+        'no change of f, x and y beyond rounding in 10 iterations (tol=0)'
     """
     _check_solver(solver)
-    require_argument("fit", "steps", steps, whole(steps, 0), "must be a whole number, at least 0")
-    kinds = ("warn", "raise", "ignore")
-    require_argument("fit", "on_failure", on_failure, on_failure in kinds, 'must be "warn", "raise" or "ignore"')
-    require_argument(
-        "fit", "resume", resume, isinstance(resume, bool), "must be True or False; the path is checkpoint=..."
-    )
+    steps = settled("fit", "steps", steps, whole_number(0))
+    progress = settled("fit", "progress", progress, FLAG)
+    on_failure = settled("fit", "on_failure", on_failure, choice("warn", "raise", "ignore"))
+    resume = settled("fit", "resume", resume, replace(FLAG, rule="must be True or False; the path is checkpoint=..."))
+    tol = settled("fit", "tol", tol, optional(number("[0, inf)", "must be at least 0, or None")))
+    broadcast = settled("fit", "broadcast", broadcast, FLAG)
     if isinstance(checkpoint, str | os.PathLike):
+        named = str(checkpoint) != "" and "\0" not in str(checkpoint)
+        require_argument("fit", "checkpoint", checkpoint, named, "must name a file")
         checkpoint = Checkpoint(checkpoint)
     fits = checkpoint is None or isinstance(checkpoint, Checkpoint)
     require_argument("fit", "checkpoint", checkpoint, fits, "must be a path or a Checkpoint(path, ...)")
@@ -129,7 +159,26 @@ def fit(
     watchers = check_callbacks(callbacks)
     check_two(upper_data, lower_data)
     feeds = {"upper": feed(upper_data, "upper_data"), "lower": feed(lower_data, "lower_data")}
-    run = Run(solver, feeds, History(), watchers, solver.k)
+    if step_data is not None:
+        check_two(step_data, upper_data, names=("step_data", "upper_data"))
+        check_two(step_data, lower_data, names=("step_data", "lower_data"))
+        feeds["step"] = feed(step_data, "step_data")
+    every = None if checkpoint is None else (checkpoint.every, checkpoint.seconds is not None)
+    agree(
+        "fit",
+        steps=steps,
+        resume=resume,
+        on_failure=on_failure,
+        tol=tol,
+        step_data=step_data is not None,
+        checkpoint=every,
+    )
+    cure = "; `fit(..., broadcast=True)` does so"
+    agree_on_parameters("fit(...)", solver.problem.levels, equal=broadcast, cure=cure)
+    # on all ranks or on none: with several batches on one of them, all see their noise
+    noisy = on_any_rank(len(feeds) > 2 or not all(own.whole for own in feeds.values()))[0]
+    still = None if tol is None or noisy else Standstill(solver.problem, tol)
+    run = Run(solver, feeds, History(), watchers, solver.k, still)
     resumed = checkpoint.begin(run, resume) if checkpoint else False
     if resumed:
         logger.info("resumed at k = %d", solver.k)
@@ -143,37 +192,61 @@ class _Fit:
         self, run: Run, end: int, progress: bool, checkpoint: Checkpoint | None, resume: bool, on_failure: str
     ):
         self.run = run
-        self.checkpoint = checkpoint
         self.on_failure = on_failure
         self.state = FitState(run.solver, run.history, end, resume)
         self.progress = progress
+        self.checks = self.done = 0  # of this process, for the progress bar
         self.counts: Counter[tuple[str, Status]] = Counter()
-        self.saved_k = run.solver.k if len(run.history) else -1
-        self.saved_at = monotonic()
+        self.callbacks = in_order(run.callbacks)
+        self.saving = Saving(checkpoint, run)
+        self.endless = not on_any_rank(not all(own.endless for own in run.feeds.values()))[0]
 
     def go(self) -> History:
         """All iterations, and what comes at the end whatever happens."""
-        solver, state, started = self.run.solver, self.state, []
+        solver, state, history = self.run.solver, self.state, self.run.history
+        started: list[Any] = []
         try:
-            for callback in self.run.callbacks:
-                _hook(callback, "start", state)
-                started.append(callback)
-            with _signals() as caught, Progress(self.progress, state.steps, solver.k) as bar:
+            self._look(None)  # a run that had stopped stays so when it is resumed
+            self._begin(started)
+            with noted_signals() as caught, Progress(self.progress, state.steps, solver.k) as bar:
                 while solver.k < state.steps and not state.reason:
                     if not self._iteration(bar, caught):
                         break
-                self._save(only_new=True)
+                self.saving.save(only_new=True)
                 if caught:
                     raise self._interrupted(caught)
-        except BaseException:
+        except BaseException as raised:
+            history.stopped = f"{type(raised).__name__}: {raised}".partition("\n")[0]
             self._end(started)
             raise
+        if state.reason and solver.k < state.steps:
+            history.stopped = state.reason
+        state.finished = True
         error = self._end(started)
         if error is not None:
             raise error
         if state.reason:
             logger.info("stopped at k = %d: %s", solver.k, state.reason)
-        return self.run.history
+        return history
+
+    def _begin(self, started: list[Any]) -> None:
+        """The first hooks, and a look at what would be saved."""
+        for callback in self.callbacks:
+            _hook(callback, "start", self.state)
+            started.append(callback)
+        if self.saving.checkpoint is not None:
+            self.saving.checkpoint.rehearse(self.run)
+        hear()  # all ranks begin, or none
+
+    def _look(self, record: Record | None) -> None:
+        """Stop where nothing changes any more."""
+        still = self.run.still
+        if still is None:
+            return
+        if record is not None:
+            still.look(record)
+        if still.reason:
+            self.state.stop(still.reason)
 
     def _iteration(self, bar: Progress, caught: list[str]) -> bool:
         """One iteration and all that follows it; False where the data have ended."""
@@ -182,64 +255,75 @@ class _Fit:
         if batches is None:
             return False
         try:
-            # with one batch for every step there is no other that could judge it
-            record = solver.step(*batches, batches[0] if self.run.feeds["upper"].whole else None)
+            record = solver.step(*batches)
         except Exception as raised:
-            kept = (
-                f", the checkpoint {str(self.checkpoint.path)!r} is of k = {self.saved_k}"
-                if self.checkpoint and self.saved_k >= 0
-                else ""
-            )
+            saved, kept = self.saving, ""
+            if saved.checkpoint and saved.k >= 0:
+                kept = f", the checkpoint {str(saved.checkpoint.path)!r} is of k = {saved.k}"
             raised.add_note(f"in iteration {len(history) + self.run.start} of fit{kept}")
             raise
         history.append(record)
         for own in self.run.feeds.values():
             own.commit()
         failure = self._judge(record)
+        self._look(record)  # before the callbacks, so that they know that this was the last
         error: BaseException | None = None
-        for callback in self.run.callbacks:
+        for callback in self.callbacks:
+            if error is not None and not is_late(callback):
+                continue  # logs alone have this record too
             try:
                 _hook(callback, "step", record, self.state)
             except BaseException as raised:
-                error = raised
-                break
-        bar.show(record, self.state)
-        stop = _any([bool(caught), error is not None or failure is not None, bool(self.state.reason), self._late()])
+                error = error or raised
+        bar.advance(self._text(record))
+        stop = on_any_rank(
+            bool(caught), error is not None or failure is not None, bool(self.state.reason), self.saving.late
+        )
         interrupted, broken, ended, late = stop
-        if interrupted or broken or ended or late or self._due():
-            try:
-                self._save()
-            except OSError as unsaved:  # a full disk does not end the run, nor hide what did
-                logger.error("k = %d: %s", solver.k, unsaved)
+        if interrupted or broken or ended or late or self.saving.due:
+            self.saving.save()
         if error is not None:
             raise error
         if failure is not None:
             raise failure
         if broken:
-            raise RuntimeError(f"the run ended at k = {solver.k}: a callback raised on another rank")
+            hear()
         if interrupted:
             raise self._interrupted(caught)
         if ended and not self.state.reason:
             self.state.stop("another rank stopped")
         return True
 
-    def _draw(self) -> tuple[Any, Any] | None:
-        """One upper batch and T lower ones; None, with the random state as before, where there are not so many."""
-        upper, lower = self.run.feeds["upper"], self.run.feeds["lower"]
-        endless = upper.endless and lower.endless
-        before = None if endless else random_state()
+    def _draw(self) -> tuple[Any, Any, Any] | None:
+        """One upper batch, T lower ones and a judge; None, with the random state as before, where there are not so many."""
+        upper, lower, step = (self.run.feeds.get(name) for name in ("upper", "lower", "step"))
+        assert upper is not None
+        assert lower is not None
+        before = None if self.endless else random_state()
         batches, end = None, None
         try:
             first = upper.take()
             rest = lower.take() if lower.whole else [lower.take() for _ in range(self.run.solver.lower_iters)]
-            batches = (first, rest)
+            # with one batch for every step there is no other that could judge it
+            batches = (first, rest, step.take() if step else first if upper.whole else None)
         except Exhausted as ended:
             end = ended
-        if before is None or not _any([end is not None])[0]:
+        if before is None or not on_any_rank(end is not None)[0]:
             return batches
         set_random_state(before)
-        logger.info("the run ends at k = %d: %s", self.run.solver.k, end or "the data of another rank have ended")
+        self.run.history.stopped = str(end or "the data of another rank have ended")
+        logger.info("the run ends at k = %d: %s", self.run.solver.k, self.run.history.stopped)
         return None
+
+    def _text(self, record: Record) -> str:
+        """An iteration on the progress bar."""
+        self.checks += record.upper_checks + record.lower_checks
+        self.done += 1
+        text = (
+            f"f {record.upper_value:.4g}  g {record.lower_value:.4g}  alpha {record.alpha:.2g}  beta {record.beta:.2g}  "
+            f"checks {self.checks / self.done:.1f}"
+        )
+        return "  ".join([text, *(f"{name} {value:.4g}" for name, value in self.state.shown.items())])
 
     def _judge(self, record: Record) -> FitError | None:
         if not record.status.failed or self.on_failure == "ignore":
@@ -252,25 +336,9 @@ class _Fit:
                 logger.warning("k = %d: %s: %s: %s", record.k, level, status.name, status.advice)
         return None
 
-    def _due(self) -> bool:
-        return self.checkpoint is not None and self.run.solver.k % self.checkpoint.every == 0
-
-    def _late(self) -> bool:
-        """Whether the last checkpoint is too old; a matter of clocks, so the ranks must agree on it."""
-        seconds = self.checkpoint.seconds if self.checkpoint else None
-        return seconds is not None and monotonic() - self.saved_at >= seconds
-
-    def _save(self, only_new: bool = False) -> None:
-        if self.checkpoint is None or (only_new and self.saved_k == self.run.solver.k):
-            return
-        self.checkpoint.save(self.run)
-        self.saved_k, self.saved_at = self.run.solver.k, monotonic()
-
     def _interrupted(self, caught: list[str]) -> Interrupted:
         what = caught[0] if caught else "an interrupt on another rank"
-        text = f"{what} at k = {self.run.solver.k} of {self.state.steps}"
-        if self.checkpoint is not None:
-            text += f"; go on with fit(..., checkpoint={str(self.checkpoint.path)!r}, resume=True)"
+        text = f"{what} at k = {self.run.solver.k} of {self.state.steps}{self.saving.remedy}"
         logger.warning(text)
         return Interrupted(text, self.run.history)
 
@@ -286,6 +354,7 @@ class _Fit:
         if self.counts.total() > len(self.counts):  # some came more than once
             kinds = "; ".join(f"{n} times {level} {status.name}" for (level, status), n in self.counts.items())
             logger.warning("in %d iterations: %s", len(self.run.history), kinds)
+        self.saving.end()
         return error
 
 
@@ -300,129 +369,10 @@ def failures(record: Record) -> list[tuple[str, Status]]:
     return found or ([("iteration", record.status)] if record.status.failed else [])
 
 
-class Progress:
-    """A progress bar on a terminal or in a notebook; anywhere else a line in the log now and then.
-
-    Args:
-        enabled: Whether to show anything.
-        total: Where it ends.
-        done: Where it begins.
-        what: What is counted.
-        every: Seconds between two lines of the log.
-    """
-
-    def __init__(self, enabled: bool, total: int, done: int = 0, what: str = "iterations", every: float = 30.0):
-        self.total = total
-        self.done = self.first = done
-        self.what = what
-        self.every = every
-        self.checks = 0
-        self.begun = self.logged = monotonic()
-        self._bar: Any = None
-        self._logs = enabled and rank() == 0
-        if self._logs:
-            self._bar = _rich_bar()
-        if self._bar is not None:
-            self._logs = False
-            self._task = self._bar.add_task("", total=total, completed=done)
-
-    def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def show(self, record: Record, state: FitState) -> None:
-        """An iteration is done."""
-        self.checks += record.upper_checks + record.lower_checks
-        mean = self.checks / (self.done + 1 - self.first)
-        text = (
-            f"f {record.upper_value:.4g}  g {record.lower_value:.4g}  alpha {record.alpha:.2g}  beta {record.beta:.2g}  "
-            f"checks {mean:.1f}"
-        )
-        self.advance("  ".join([text, *(f"{name} {value:.4g}" for name, value in state.shown.items())]))
-
-    def advance(self, text: str) -> None:
-        """One more is done."""
-        self.done += 1
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, description=text)
-        elif self._logs and monotonic() - self.logged >= self.every:
-            self.logged = monotonic()
-            left = (self.logged - self.begun) / (self.done - self.first) * (self.total - self.done)
-            logger.info("%d/%d %s  %s  %.0f s left", self.done, self.total, self.what, text, left)
-
-
-def _rich_bar() -> Any:
-    """A bar of rich, or None where rich is missing or nobody would see it move."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
-    except ImportError:
-        return None
-    console = Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter):
-        return None
-    columns = (
-        MofNCompleteColumn(),
-        BarColumn(20),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    return RichProgress(*columns, console=console, refresh_per_second=4)
-
-
-@contextmanager
-def _signals() -> Iterator[list[str]]:
-    """Within this context a first SIGINT or SIGTERM is only noted; a second one acts as before."""
-    caught: list[str] = []
-    before: dict[int, Any] = {}
-    owner = os.getpid()
-
-    def note(number: int, frame: Any) -> None:
-        if os.getpid() != owner:  # a worker of a DataLoader: it lives on, so that the iteration can be finished
-            if number != signal.SIGINT:
-                signal.signal(number, signal.SIG_DFL)
-                signal.raise_signal(number)
-            return
-        caught.append(signal.Signals(number).name)
-        if number == signal.SIGINT:
-            logger.warning("finishing the iteration; press Ctrl-C again to stop at once")
-        for own, handler in before.items():
-            signal.signal(own, handler)
-        before.clear()
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(number)
-            if handler not in (signal.SIG_IGN, None):  # a job in the background ignores Ctrl-C, and goes on to
-                before[number] = handler
-                signal.signal(number, note)
-    try:
-        yield caught
-    finally:
-        for own, handler in list(before.items()):
-            signal.signal(own, handler)
-
-
 def _hook(callback: Any, name: str, *arguments: Any) -> None:
     hook: Callable[..., Any] | None = getattr(callback, name, None)
     if hook is not None:
         hook(*arguments)
-
-
-def _any(flags: list[bool]) -> list[bool]:
-    """Which flags are up on any rank, so that all ranks do the same."""
-    if world() == 1:
-        return flags
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
-    up = torch.tensor(flags, dtype=torch.int32, device=device)
-    dist.all_reduce(up, op=dist.ReduceOp.MAX)
-    return [bool(flag) for flag in up.tolist()]
 
 
 def _check_solver(solver: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from bisls._check import require_argument
+from torch.optim import Optimizer
+
+from bisls._check import POSITIVE, settled, standing_for, whole_number
 from bisls.directions.adam import Adam
 from bisls.directions.base import Direction
 from bisls.directions.denoised import Denoised
@@ -12,6 +14,7 @@ from bisls.hypergrad.implicit import Implicit
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
 from bisls.linear.direct import Direct
+from bisls.parts import part
 from bisls.problem import Bilevel
 from bisls.response.base import Response
 from bisls.response.frozen import Frozen
@@ -49,7 +52,7 @@ class BiSLS(Solver):
         hypergrad: Estimates the hypergradient.
         upper_step: Chooses alpha.
         lower_step: Chooses beta.
-        lower_iters: T, lower steps an iteration.
+        lower_iters: T, lower steps an iteration; None: as many as there are batches in a list, 10 otherwise.
         lower_tol: End a lower loop where its gradient norm is at most this; None runs all T steps.
         lower_average: Use the running mean of the lower iterates as y where the lower data are batches.
         search_every: With noise, search in one iteration of so many.
@@ -57,6 +60,8 @@ class BiSLS(Solver):
         alpha: Where the first upper search begins; None finds it from the loss and its slope. The result hardly depends on it.
         beta: The same below.
         patience: How many iterations in a row may fail before `SolverError`.
+        lower_direction: Turns lower gradients into directions, such as `Adam()`; the gradient itself by default.
+        lower_optimizer: A torch optimiser of yours over the lower parameters, called as it is; then there is no ``lower_step``.
 
     Examples:
         >>> import torch, bisls
@@ -84,7 +89,7 @@ class BiSLS(Solver):
         hypergrad: HypergradientMethod | None = None,
         upper_step: StepRule | None = None,
         lower_step: StepRule | None = None,
-        lower_iters: int = 10,
+        lower_iters: int | None = None,
         lower_tol: float | None = None,
         lower_average: bool = False,
         search_every: int = 2,
@@ -92,20 +97,30 @@ class BiSLS(Solver):
         alpha: float | None = None,
         beta: float | None = None,
         patience: int = 20,
+        lower_direction: Direction | None = None,
+        lower_optimizer: Optimizer | None = None,
     ):
+        own = lower_step is None and lower_optimizer is None
+        with standing_for("BiSLS", start="alpha"):
+            search = Armijo(start=alpha, sufficient=0.5, expand=True, uphill=1.0)
+        with standing_for("BiSLS", start="beta"):
+            curved = Curvature(start=beta, trials=20, every=30, recent=0.05, watch=True)
+        linear = Direct(CG(tol=1e-3, iters=50, damp=True, stretch=10))
         super().__init__(
             problem,
-            direction=direction or Denoised(b2=0.999),
-            response=response or Tangent(),
-            hypergrad=hypergrad or Implicit(Direct(CG(tol=1e-3, iters=50, damp=True, stretch=10)), spread=4.0),
-            upper_step=upper_step or Armijo(start=alpha, sufficient=0.5, expand=True, uphill=1.0),
-            lower_step=lower_step or Curvature(start=beta, trials=20, every=30, recent=0.05, watch=True),
+            direction=Denoised(b2=0.999) if direction is None else direction,
+            response=Tangent() if response is None else response,
+            hypergrad=Implicit(linear, spread=4.0) if hypergrad is None else hypergrad,
+            upper_step=search if upper_step is None else upper_step,
+            lower_step=curved if own else lower_step,
             lower_iters=lower_iters,
             lower_tol=lower_tol,
             lower_average=lower_average,
             search_every=search_every,
             polish=polish,
             patience=patience,
+            lower_direction=lower_direction,
+            lower_optimizer=lower_optimizer,
         )
 
     @classmethod
@@ -122,9 +137,14 @@ class BiSLS(Solver):
         slack: float = 0.0,
         response_steps: int = 1,
         hypergrad: HypergradientMethod | None = None,
-        lower_iters: int = 10,
+        lower_iters: int | None = None,
         lower_tol: float | None = None,
         max_checks: int = 200,
+        lower_restart: Restart | Keep | Grow | None = None,
+        upper_step: StepRule | None = None,
+        lower_step: StepRule | None = None,
+        lower_direction: Direction | None = None,
+        lower_optimizer: Optimizer | None = None,
     ) -> Solver:
         """The paper's Algorithm 1: BiSLS-Adam, or BiSLS-SGD with ``direction=Steepest()``.
 
@@ -146,30 +166,52 @@ class BiSLS(Solver):
             lower_iters: T.
             lower_tol: End a lower loop early; not in the paper.
             max_checks: Most trials a search.
+            lower_restart: A reset option of its own below.
+            upper_step: In place of the upper search, such as `Constant(alpha)` for a search below alone.
+            lower_step: In place of the lower search.
+            lower_direction: Turns lower gradients into directions; not in the paper.
+            lower_optimizer: A torch optimiser of yours over the lower parameters; not in the paper.
         """
-        restart = restart or Grow(2.0)
+        call = "BiSLS.paper"
+        most = settled(call, "max_checks", max_checks, whole_number(1))
 
-        def rule(start: float, tolerance: float) -> Armijo:
-            return Armijo(
-                start=start,
-                sufficient=sufficient,
-                shrink=Backtrack(shrink),
-                restart=restart,
-                slack=tolerance,
-                max_checks=max_checks,
-                f_min=None,
+        def rule(start: float, name: str, restart: Restart | Keep | Grow, tolerance: float) -> Armijo:
+            if start is None:  # `Armijo` would find one, which is not in the paper
+                start = settled(call, name, start, POSITIVE)
+            with standing_for(call, factor="shrink"):
+                shorten = Backtrack(shrink)
+            with standing_for(call, start=name, restart="restart" if name == "alpha" else "lower_restart"):
+                return Armijo(
+                    start=start,
+                    sufficient=sufficient,
+                    shrink=shorten,
+                    restart=restart,
+                    slack=tolerance,
+                    max_checks=most,
+                    f_min=None,
+                )
+
+        own = lower_step is None and lower_optimizer is None
+        restart = Grow(2.0) if restart is None else restart
+        above = rule(alpha, "alpha", restart, slack)
+        below = rule(beta, "beta", restart if lower_restart is None else lower_restart, 0.0)
+        upper = above if upper_step is None else part(call, "upper_step", upper_step)
+        with standing_for(call, n="response_steps"):
+            steps = GradientSteps(response_steps)
+        with standing_for(call, "Solver"):
+            return Solver(
+                problem,
+                direction=Adam(search_momentum=False) if direction is None else direction,
+                # a rule that makes no trials needs no y at them
+                response=steps if upper.searches else Frozen(),
+                hypergrad=Implicit(CG(iters=10)) if hypergrad is None else hypergrad,
+                upper_step=upper,
+                lower_step=below if own else lower_step,
+                lower_iters=lower_iters,
+                lower_tol=lower_tol,
+                lower_direction=lower_direction,
+                lower_optimizer=lower_optimizer,
             )
-
-        return Solver(
-            problem,
-            direction=direction or Adam(search_momentum=False),
-            response=GradientSteps(response_steps),
-            hypergrad=hypergrad or Implicit(CG(iters=10)),
-            upper_step=rule(alpha, slack),
-            lower_step=rule(beta, 0.0),
-            lower_iters=lower_iters,
-            lower_tol=lower_tol,
-        )
 
 
 class BiSPS(Solver):
@@ -192,6 +234,8 @@ class BiSPS(Solver):
         lower_step: Another rule below.
         lower_iters: T.
         lower_tol: End a lower loop early.
+        lower_direction: Turns lower gradients into directions, such as `Adam()`; the gradient itself by default.
+        lower_optimizer: A torch optimiser of yours over the lower parameters, in place of ``lower_step``.
     """
 
     def __init__(
@@ -208,23 +252,30 @@ class BiSPS(Solver):
         direction: Direction | None = None,
         hypergrad: HypergradientMethod | None = None,
         lower_step: StepRule | None = None,
-        lower_iters: int = 10,
+        lower_iters: int | None = None,
         lower_tol: float | None = None,
+        lower_direction: Direction | None = None,
+        lower_optimizer: Optimizer | None = None,
     ):
-        require_argument("BiSPS", "samples", samples, samples in (1, 2), "must be 1 or 2")
+        samples = settled("BiSPS", "samples", samples, whole_number(1, "must be 1 or 2", most=2))
+        own = lower_step is None and lower_optimizer is None
+        with standing_for("BiSPS", step="alpha", f_min="upper_min"):
+            polyak, ceiling = Polyak(c=c, f_min=upper_min), Decay(alpha)
+        with standing_for("BiSPS", step="alpha_floor"):
+            floor = None if alpha_floor is None else Decay(alpha_floor)
+        with standing_for("BiSPS", step="beta", f_min="lower_min"):
+            below = Polyak(c=c, f_min=lower_min, max_step=Decay(beta, power=1.0))
         super().__init__(
             problem,
-            direction=direction or Steepest(),
+            direction=Steepest() if direction is None else direction,
             response=Resampled() if samples == 2 else Frozen(),
-            hypergrad=hypergrad or Implicit(CG(tol=1e-3, iters=50)),
-            upper_step=Envelope(
-                Polyak(c=c, f_min=upper_min),
-                floor=None if alpha_floor is None else Decay(alpha_floor),
-                ceiling=Decay(alpha),
-            ),
-            lower_step=lower_step or Polyak(c=c, f_min=lower_min, max_step=Decay(beta, power=1.0)),
+            hypergrad=Implicit(CG(tol=1e-3, iters=50)) if hypergrad is None else hypergrad,
+            upper_step=Envelope(polyak, floor=floor, ceiling=ceiling),
+            lower_step=below if own else lower_step,
             lower_iters=lower_iters,
             lower_tol=lower_tol,
+            lower_direction=lower_direction,
+            lower_optimizer=lower_optimizer,
         )
 
 
@@ -239,6 +290,8 @@ class Alternating(Solver):
         hypergrad: Estimates the hypergradient.
         lower_iters: T.
         lower_tol: End a lower loop early.
+        lower_direction: Turns lower gradients into directions, such as `Adam()`; the gradient itself by default.
+        lower_optimizer: A torch optimiser of yours over the lower parameters, in place of ``lower_step``.
     """
 
     def __init__(
@@ -249,16 +302,20 @@ class Alternating(Solver):
         lower_step: StepRule | None = None,
         direction: Direction | None = None,
         hypergrad: HypergradientMethod | None = None,
-        lower_iters: int = 10,
+        lower_iters: int | None = None,
         lower_tol: float | None = None,
+        lower_direction: Direction | None = None,
+        lower_optimizer: Optimizer | None = None,
     ):
         super().__init__(
             problem,
-            direction=direction or Adam(search_momentum=False),
+            direction=Adam(search_momentum=False) if direction is None else direction,
             response=Frozen(),
-            hypergrad=hypergrad or Implicit(CG(tol=1e-3, iters=50)),
-            upper_step=upper_step or Constant(1e-3),
-            lower_step=lower_step or Constant(0.1),
+            hypergrad=Implicit(CG(tol=1e-3, iters=50)) if hypergrad is None else hypergrad,
+            upper_step=Constant(1e-3) if upper_step is None else upper_step,
+            lower_step=Constant(0.1) if lower_step is None and lower_optimizer is None else lower_step,
             lower_iters=lower_iters,
             lower_tol=lower_tol,
+            lower_direction=lower_direction,
+            lower_optimizer=lower_optimizer,
         )

@@ -9,8 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bisls._check import FLAG, function, having, instance, settled
 from bisls.bounds import Bounds
+from bisls.overlap import overlapping
+from bisls.ranks import WHOLE, sharded
 from bisls.still import Moment, still
+from bisls.surroundings import Surroundings
 from bisls.vector import Vector
 
 Loss = Callable[[Any], Tensor]
@@ -29,11 +33,11 @@ class Bilevel:
         upper_bounds: Where x may go: `Box(low, high)`, or an object with ``project(flat, vector)``. Searches stay inside.
         lower_bounds: The same for y. Coordinates that sit on a bound of a `Box` do not respond to x, and the hypergradient
             treats them so.
-        tape: Most of the time of a small loss is Python and bookkeeping, not arithmetic. So solvers record a loss as a list of
-            tensor operations and play it from there, with the same numbers to the last bit. They do not if it draws random
-            numbers, changes tensors or reads numbers back. The loss itself is still called once an iteration, and
-            compared: one that has changed meanwhile (a weight that somebody anneals) is recorded anew, and after a
-            few times always called. False calls it always, for losses that count or print.
+        tape: Most of the time of a small loss is Python and bookkeeping, not arithmetic. True lets solvers record a loss as a
+            list of tensor operations and play it from there. What is played is what calling gives, to the last bit: every loss is
+            compared when it is recorded and once an iteration, value, gradient and products. A loss is called as ever if
+            it draws random numbers, reads numbers back into Python, changes anything that outlives the call, or can reach
+            something whose state nobody sees; one that has changed is recorded anew, and after a few times always called.
 
     Examples:
         >>> import torch, bisls
@@ -59,14 +63,12 @@ class Bilevel:
         *,
         upper_bounds: Bounds | None = None,
         lower_bounds: Bounds | None = None,
-        tape: bool = True,
+        tape: bool = False,
     ):
+        called = function(1, "must be a callable that takes a batch and returns a scalar tensor")
         for name, loss in (("upper_loss", upper_loss), ("lower_loss", lower_loss)):
-            if not callable(loss):
-                raise ValueError(
-                    f"`Bilevel({name}=...)` must be a callable that takes a batch and returns a scalar tensor, "
-                    f"got {type(loss).__name__}"
-                )
+            settled("Bilevel", name, loss, called)
+        tape = settled("Bilevel", "tape", tape, FLAG)
         upper = _checked("upper_params", upper_params)
         lower = _checked("lower_params", lower_params)
         shared = {id(tensor) for tensor in upper} & {id(tensor) for tensor in lower}
@@ -87,21 +89,34 @@ class Bilevel:
         self.lower_loss = lower_loss
         self.x = Vector(upper)
         self.y = Vector(lower)
-        self.buffers = tuple(buffers)
+        self.buffers = _listed("buffers", buffers)
         self.tape = tape
+        self._around: Surroundings | None = None
         self.upper_bounds = _settled("upper_bounds", upper_bounds, self.x)
         self.lower_bounds = _settled("lower_bounds", lower_bounds, self.y)
-        for i, buffer in enumerate(self.buffers):
-            if not isinstance(buffer, Tensor):
-                raise ValueError(f"`Bilevel(buffers=...)`: entry {i} is a {type(buffer).__name__}, not a tensor")
+
+    @property
+    def levels(self) -> dict[str, tuple[Tensor, ...]]:
+        """The parameters, by the names of the arguments."""
+        return {"upper_params": self.x.tensors, "lower_params": self.y.tensors}
 
     def moment(self) -> Moment:
         """The present state of the random generators, for `probing`."""
-        return Moment.now(self.y.device)
+        return Moment.now(self.y.device, self.around)
 
     def probing(self, replay: Moment | None = None) -> AbstractContextManager[None]:
         """A context in which losses may be evaluated without a trace; with the random numbers of the moment given."""
-        return still(self.y.device, replay, self.buffers)
+        return still(self.y.device, replay, self.buffers, self, self.around)
+
+    @property
+    def around(self) -> Surroundings:
+        """What the losses can reach beside their batches, as it was when somebody last looked (`look_around`)."""
+        return self._around or self.look_around()
+
+    def look_around(self) -> Surroundings:
+        """What the losses can reach now. Solvers look once an iteration: generators may come and go."""
+        self._around = Surroundings(self.upper_loss, self.lower_loss)
+        return self._around
 
     def __repr__(self) -> str:
         def count(n: int, what: str) -> str:
@@ -113,32 +128,28 @@ class Bilevel:
 
 def _apart(upper: tuple[Tensor, ...], lower: tuple[Tensor, ...]) -> None:
     """Refuse two parameters that lie in the same memory: moving one would move the other."""
-    places: dict[int, list[tuple[int, int, str]]] = {}
-    for name, tensors in (("upper_params", upper), ("lower_params", lower)):
-        for i, tensor in enumerate(tensors):
-            if tensor.numel() == 0 or not tensor.is_contiguous():
-                continue
-            first = tensor.data_ptr()
-            last = first + tensor.numel() * tensor.element_size()
-            own = places.setdefault(tensor.untyped_storage().data_ptr(), [])
-            for begin, end, other in own:
-                if first < end and begin < last and first:
-                    raise ValueError(
-                        f"`Bilevel({name}=...)`: tensor {i} (shape {tuple(tensor.shape)}) shares its memory with {other}; copy "
-                        "one of them: tensor.detach().clone().requires_grad_()"
-                    )
-            own.append((first, last, f"tensor {i} of {name}"))
+    names = [f"{name} {i}" for name, own in (("upper_params", upper), ("lower_params", lower)) for i in range(len(own))]
+    tensors = (*upper, *lower)
+    shared = overlapping(tensors)
+    if shared is None:
+        return
+    (other, _, j), (name, _, i) = (names[place].partition(" ") for place in shared)
+    what = f"`Bilevel({name}=...)`: tensor {i} (shape {tuple(tensors[shared[1]].shape)})"
+    if shared[0] == shared[1]:
+        raise ValueError(f"{what} has numbers that share one place in memory; copy it: tensor.detach().clone()")
+    raise ValueError(
+        f"{what} shares its memory with tensor {j} of {other} (shape {tuple(tensors[shared[0]].shape)}); copy one of them: "
+        "tensor.detach().clone().requires_grad_()"
+    )
 
 
-def _settled(name: str, bounds: Bounds | None, vector: Vector) -> Bounds | None:
+def _settled(name: str, bounds: Any, vector: Vector) -> Bounds | None:
     if bounds is None:
         return None
-    if not callable(getattr(bounds, "project", None)) or isinstance(bounds, type):
-        raise ValueError(
-            f"`Bilevel({name}={bounds!r})`: must be a Box(low, high), an object with project(flat, vector), or None"
-        )
+    wanted = having(Bounds, "must be a Box(low, high), an object with project(flat, vector), or None")
+    bounds = settled("Bilevel", name, bounds, wanted)
     start = vector.read()
-    nearest = bounds.project(start, vector)
+    nearest: Tensor = bounds.project(start, vector)
     if not torch.equal(start, nearest):
         raise ValueError(
             f"`Bilevel({name}=...)`: the parameters start outside their bounds (by {(start - nearest).abs().max().item():.3g} at "
@@ -147,22 +158,41 @@ def _settled(name: str, bounds: Bounds | None, vector: Vector) -> Bounds | None:
     return bounds
 
 
-def _checked(name: str, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+def _listed(name: str, tensors: Any) -> tuple[Tensor, ...]:
+    """Tensors, from a list or any other iterable of them."""
     call = f"`Bilevel({name}=...)`"
     if isinstance(tensors, Tensor):
         raise ValueError(f"{call} must be a list of tensors; put the single tensor into a list: [tensor]")
     if isinstance(tensors, torch.nn.Module):
-        raise ValueError(f"{call} must be tensors, got a module; pass module.parameters()")
-    tensors = tuple(tensors)
+        raise ValueError(
+            f"{call} must be tensors, got a module; pass module.{'buffers' if name == 'buffers' else 'parameters'}()"
+        )
+    if not isinstance(tensors, Iterable):
+        raise ValueError(f"{call} must be a list of tensors, got {type(tensors).__name__}")
+    found = tuple(tensors)
+    for i, tensor in enumerate(found):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{call}: entry {i} is a {type(tensor).__name__}, not a tensor")
+    return found
+
+
+def must_be_problem(call: str, problem: Any) -> None:
+    """Refuse what is no problem."""
+    settled(call, "problem", problem, instance(Bilevel, "must be a Bilevel(upper_loss, lower_loss, ...)"))
+
+
+def _checked(name: str, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    call = f"`Bilevel({name}=...)`"
+    tensors = _listed(name, tensors)
     if not tensors:
         raise ValueError(
             f"{call} is empty; pass at least one tensor that requires grad (a generator such as "
             "module.parameters() can be read only once)"
         )
     for i, tensor in enumerate(tensors):
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{call}: entry {i} is a {type(tensor).__name__}, not a tensor")
         what = f"{call}: tensor {i} (shape {tuple(tensor.shape)})"
+        if sharded(tensor):
+            raise ValueError(f"{what} is {sharded(tensor)}: {WHOLE}")
         if not tensor.is_floating_point():
             raise ValueError(f"{what} has dtype {tensor.dtype}; only real floating-point parameters can be optimised")
         if tensor.layout is not torch.strided:

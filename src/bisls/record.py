@@ -1,11 +1,10 @@
-"""What happened: Status (with advice), Record of one outer iteration, History of a run."""
+"""What happened: Record of one outer iteration, History of a run."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from enum import IntEnum
 from importlib import import_module
 from math import isfinite, isnan, nan
 from os import PathLike
@@ -14,79 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from bisls._check import PATH, require_argument, settled
+from bisls._files import write_whole
 from bisls.oracle import Cost
-
-
-class Status(IntEnum):
-    """How a search or a linear solve ended. `advice` says what it means and what to do."""
-
-    OK = 0
-    STATIONARY = 1
-    ROUNDING = 2
-    BELOW_BOUND = 3
-    CAPPED = 4
-    NOT_DESCENT = 5
-    NON_FINITE = 6
-    MAX_ITERS = 7
-    NEGATIVE_CURVATURE = 8
-    DIVERGED = 9
-    SINGULAR = 10
-
-    @property
-    def advice(self) -> str:
-        """A sentence on what happened and what would help."""
-        return _ADVICE[self]
-
-    @property
-    def failed(self) -> bool:
-        """Whether something went wrong, rather than being finished, undecidable or merely not worth a step."""
-        return self not in (Status.OK, Status.STATIONARY, Status.ROUNDING, Status.NOT_DESCENT, Status.MAX_ITERS)
-
-
-def worst(*statuses: Status) -> Status:
-    """The most serious of several endings: failures before the rest."""
-    return max(statuses, key=lambda status: (status.failed, status))
-
-
-_ADVICE = {
-    Status.OK: "all went well",
-    Status.STATIONARY: "the gradient is zero, or the loss is at its lower bound: nothing to do at this point",
-    Status.ROUNDING: (
-        "the loss changes by no more than its own rounding error, so the search could not judge the step; the remembered "
-        "step was kept. Near a solution this is as it should be; float64 would show more"
-    ),
-    Status.BELOW_BOUND: (
-        "the loss is below the lower bound declared as f_min, so a Polyak step is not defined and none was taken; "
-        "declare a smaller f_min"
-    ),
-    Status.CAPPED: (
-        "no step passed the Armijo test within max_checks; the best trial that lowered the loss was taken, or none. "
-        "The slope may not belong to the loss (noise, a gradient of another batch), or the start was far too long"
-    ),
-    Status.NOT_DESCENT: (
-        "the direction does not descend on the batch that judges it, so there was no search. Expected now and then with noise; "
-        "if it persists, check the gradient"
-    ),
-    Status.NON_FINITE: (
-        "a loss or gradient is NaN or infinite; the parameters were left as they were. Look for log(0), division by zero "
-        "or overflow in the loss, or for bad numbers in the data"
-    ),
-    Status.MAX_ITERS: (
-        "the linear solve used all its iterations before reaching its tolerance; allow more of them, or make the lower "
-        "problem better conditioned (more regularisation)"
-    ),
-    Status.NEGATIVE_CURVATURE: (
-        "the lower Hessian is not positive definite here, so the lower problem is not at a minimum; run more lower steps "
-        "or regularise the lower loss"
-    ),
-    Status.DIVERGED: (
-        "the Neumann series diverges: its scale is larger than 2 / (largest curvature); give a smaller scale or none, "
-        "so that it is estimated"
-    ),
-    Status.SINGULAR: (
-        "the lower Hessian is singular, so the lower solution is not unique; add a small quadratic penalty to the lower loss"
-    ),
-}
+from bisls.status import Status
 
 
 @dataclass(frozen=True)
@@ -159,6 +89,8 @@ class History:
     Attributes:
         records: One `Record` an iteration.
         evaluations: What `Evaluate` found: a dict an evaluation, with the iteration as ``k`` and a number for each name.
+        stopped: Why the run ended before all its iterations; empty where it did not.
+        unsaved: Why the last checkpoint could not be written; empty where it was, or where none was asked for.
 
     Examples:
         >>> history = History()
@@ -169,8 +101,10 @@ class History:
     """
 
     def __init__(self, records: Iterable[Record] = (), evaluations: Iterable[dict[str, Any]] = ()):
-        self.records = list(records)
-        self.evaluations = list(evaluations)
+        self.records: list[Record] = _listed("records", records, Record)
+        self.evaluations: list[dict[str, Any]] = _listed("evaluations", evaluations, dict)
+        self.stopped = ""
+        self.unsaved = ""
 
     def append(self, record: Record) -> None:
         """Add the next record."""
@@ -187,7 +121,9 @@ class History:
 
     def __repr__(self) -> str:
         last = f", last upper loss {self.records[-1].upper_value:.4g}" if self.records else ""
-        return f"History({len(self):,} records{last})"
+        stopped = f", stopped: {self.stopped}" if self.stopped else ""
+        unsaved = f", unsaved: {self.unsaved}" if self.unsaved else ""
+        return f"History({len(self):,} records{last}{stopped}{unsaved})"
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """One array a column."""
@@ -208,19 +144,43 @@ class History:
         return frame.set_index("k") if "k" in frame else frame
 
     def to_lines(self) -> list[str]:
-        """Each record as a line of strict JSON: NaN is null, infinities are strings; evaluations lie under their own key."""
+        """Each record as a line of strict JSON: NaN is null, infinities are strings; evaluations lie under their own key.
+
+        The last line also says why the run had ``stopped``, if it had.
+        """
         found = {row["k"]: {name: value for name, value in row.items() if name != "k"} for row in self.evaluations}
-        return [_line(record, found.get(record.k, {})) for record in self.records]
+        last = len(self.records) - 1
+        return [
+            _line(record, found.get(record.k, {}), self.stopped if i == last else "")
+            for i, record in enumerate(self.records)
+        ]
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the history as a file of JSON lines, which `History.load` reads. A file of that name is replaced in one stroke.
+
+        Args:
+            path: The file. Its folder is made if need be.
+        """
+        write_whole(path, "".join(f"{line}\n" for line in self.to_lines()))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> History:
-        """The history in a file of JSON lines that `JSONLines` wrote. A last line that was cut off is left out.
+        """The history in a file of JSON lines that `save` or `JSONLines` wrote. A last line that was cut off is left out.
 
         Raises:
             ValueError: The file holds something else; the message names the line.
         """
         history = cls()
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        settled("History.load", "path", path, PATH)
+        try:
+            lines = Path(path).read_text(encoding="utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"`History.load(path={str(path)!r})`: the file is no text ({error}); pass a file that history.save(path) or "
+                "JSONLines(path) wrote"
+            ) from error
+        except IsADirectoryError as error:
+            raise ValueError(f"`History.load(path={str(path)!r})`: this is a folder; name a file in it") from error
         for number, line in enumerate(lines, 1):
             try:
                 row = {name: _number(value) for name, value in json.loads(line).items()} if line else None
@@ -230,10 +190,11 @@ class History:
                     break  # the writer was killed in the middle of it
                 raise ValueError(
                     f"`History.load({str(path)!r})`: line {number} is not a record ({error}); pass a file that "
-                    "JSONLines(path) wrote"
+                    "history.save(path) or JSONLines(path) wrote"
                 ) from error
             if row and record:
                 history.append(record)
+                history.stopped = str(row.get("stopped", ""))
                 if row.get("evaluations"):
                     found = {name: _number(value) for name, value in row["evaluations"].items()}
                     history.evaluations.append({"k": record.k, **found})
@@ -281,6 +242,14 @@ class History:
         return figure
 
 
+def _listed(name: str, own: Any, kind: type) -> list[Any]:
+    found = list(own) if isinstance(own, Iterable) and getattr(own, "ndim", 1) != 0 else None
+    rule = f"must be {'records' if kind is Record else 'dicts'}, in a list"
+    fits = found is not None and all(isinstance(entry, kind) for entry in found)
+    require_argument("History", name, own, fits, rule)
+    return found or []
+
+
 def _imported(name: str, call: str, remedy: str) -> Any:
     try:
         return import_module(name)
@@ -288,13 +257,17 @@ def _imported(name: str, call: str, remedy: str) -> Any:
         raise ImportError(f"`{call}` needs {name.split('.')[0]}: {remedy}") from error
 
 
-def _line(record: Record, evaluations: Mapping[str, float]) -> str:
+def _line(record: Record, evaluations: Mapping[str, float], stopped: str = "") -> str:
     def strict(row: Mapping[str, Any]) -> dict[str, Any]:
         odd = {name: value for name, value in row.items() if isinstance(value, float) and not isfinite(value)}
         return {**row, **{name: None if isnan(value) else str(value) for name, value in odd.items()}}
 
     row = strict(record.to_dict())
-    return json.dumps({**row, "evaluations": strict(evaluations)} if evaluations else row, allow_nan=False)
+    if evaluations:
+        row["evaluations"] = strict(evaluations)
+    if stopped:
+        row["stopped"] = stopped
+    return json.dumps(row, allow_nan=False)
 
 
 def _number(value: Any) -> Any:

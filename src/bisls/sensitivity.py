@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
-from math import inf, isfinite, isnan, nan
-from os import PathLike
+from collections.abc import Callable, Iterable
+from math import inf, isfinite, nan
 from typing import Any
 from weakref import ref
 
@@ -15,182 +12,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bisls._check import require_argument, whole
-from bisls.feed import feed, generators, random_state, seed_everything, set_random_state
-from bisls.fit import Progress, fit
+from bisls._check import (
+    FLAG,
+    POSITIVE,
+    SEED,
+    function,
+    optional,
+    require_argument,
+    settled,
+    several,
+    shown,
+    unbound,
+    whole_number,
+)
+from bisls.feed import feed, generators
+from bisls.fit import fit
+from bisls.progress import Progress
+from bisls.randomness import random_state, seed_everything, set_random_state
 from bisls.record import History
+from bisls.sensitivity_report import SensitivityReport as SensitivityReport
 
 logger = logging.getLogger(__name__)
 
-_FAR = 1e6  # plots end this many times beyond what is typical
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One pair of first steps, and the mean score over the seeds."""
-
-    alpha: float
-    beta: float
-    score: float
-
-
-@dataclass(frozen=True)
-class SensitivityReport:
-    """What `sensitivity` found. Print it.
-
-    Attributes:
-        alphas: The upper steps that were tried.
-        betas: The lower steps that were tried.
-        seeds: The seeds.
-        scores: The score of each run, smaller is better: alphas x betas x seeds. A run that failed has inf.
-        checks: Trial points an iteration, both levels together, in the same shape.
-        curves: The upper loss over the iterations: alphas x betas x seeds x steps; NaN where a run had ended.
-        failures: Why runs failed, by (alpha, beta, seed).
-    """
-
-    alphas: tuple[float, ...]
-    betas: tuple[float, ...]
-    seeds: tuple[int, ...]
-    scores: np.ndarray
-    checks: np.ndarray
-    curves: np.ndarray
-    failures: dict[tuple[float, float, int], str] = field(default_factory=dict)
-
-    @property
-    def means(self) -> np.ndarray:
-        """The scores averaged over the seeds: alphas x betas."""
-        return self.scores.mean(axis=2)
-
-    @property
-    def best(self) -> Cell:
-        """The pair with the smallest mean score."""
-        return self._cell(int(self.means.argmin()))
-
-    @property
-    def worst(self) -> Cell:
-        """The pair with the largest mean score."""
-        return self._cell(int(self.means.argmax()))
-
-    @property
-    def median(self) -> float:
-        """The median of the mean scores: what a pair picked blindly gives."""
-        return float(np.median(np.sort(self.means, axis=None)))
-
-    @property
-    def spread(self) -> float:
-        """Worst over best: 1 where the first steps do not matter, inf where some pair fails; NaN for scores below 0."""
-        best, worst = self.best.score, self.worst.score
-        if best == worst:
-            return nan if best == inf else 1.0
-        if best == 0 or worst == inf:
-            return inf
-        return worst / best if best > 0 else nan
-
-    def _cell(self, index: int) -> Cell:
-        i, j = divmod(index, len(self.betas))
-        return Cell(self.alphas[i], self.betas[j], float(self.means[i, j]))
-
-    def __str__(self) -> str:
-        best, worst = self.best, self.worst
-        seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
-        title = "alpha \\ beta"
-        lines = [
-            f"sensitivity to the first steps: mean score over {seeds}, {self.curves.shape[-1]} iterations a run",
-            f"  {title:>12}" + "".join(f"{beta:>12.3g}" for beta in self.betas),
-        ]
-        for alpha, row in zip(self.alphas, self.means, strict=True):
-            lines.append(f"  {alpha:>12.3g}" + "".join(f"{score:>12.4g}" for score in row))
-        lines += [
-            f"  best    {best.score:.4g}  (alpha {best.alpha:g}, beta {best.beta:g})",
-            f"  worst   {worst.score:.4g}  (alpha {worst.alpha:g}, beta {worst.beta:g})",
-            f"  median  {self.median:.4g}",
-            f"  spread  {self.spread:.3g}  (worst / best)",
-            f"  checks  {np.nanmean(self.checks) if np.isfinite(self.checks).any() else nan:.1f} an iteration",
-        ]
-        for (alpha, beta, seed), reason in self.failures.items():
-            lines.append(f"  failed: alpha {alpha:g}, beta {beta:g}, seed {seed}: {reason}")
-        return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists; NaN is None and infinities are strings, so that it is strict JSON."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, list | tuple):
-                return [plain(entry) for entry in value]
-            if isinstance(value, float) and not isfinite(value):
-                return None if isnan(value) else str(value)
-            return value
-
-        cells = {name: getattr(self, name) for name in ("best", "worst")}
-        return {
-            "alphas": list(self.alphas),
-            "betas": list(self.betas),
-            "seeds": list(self.seeds),
-            "scores": plain(self.scores.tolist()),
-            "checks": plain(self.checks.tolist()),
-            "curves": plain(self.curves.tolist()),
-            **{name: {"alpha": c.alpha, "beta": c.beta, "score": plain(c.score)} for name, c in cells.items()},
-            "median": plain(self.median),
-            "spread": plain(self.spread),
-            "failures": [
-                {"alpha": alpha, "beta": beta, "seed": seed, "reason": reason}
-                for (alpha, beta, seed), reason in self.failures.items()
-            ],
-        }
-
-    def plot(self, path: str | PathLike[str] | None = None) -> Any:
-        """A heat map of the scores, and the upper loss of every run, as a matplotlib figure.
-
-        Args:
-            path: Also save it here; the ending says the format.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-        """
-        try:
-            figures, colors = import_module("matplotlib.figure"), import_module("matplotlib.colors")
-        except ImportError as error:
-            raise ImportError("`SensitivityReport.plot()` needs matplotlib: pip install 'bisls[cli]'") from error
-        figure = figures.Figure(figsize=(11, 4.5), layout="tight")
-        heat, lines = figure.subplots(1, 2)
-        means = self.means
-        finite = means[np.isfinite(means)]
-        apart = finite.size > 0 and finite.min() > 0 and finite.max() > finite.min()
-        norm = colors.LogNorm(finite.min(), min(finite.max(), _FAR * finite.min())) if apart else None
-        shown = heat.imshow(np.ma.masked_invalid(means), norm=norm, cmap="viridis_r", aspect="auto", origin="lower")
-        figure.colorbar(shown, ax=heat, label="score (smaller is better)")
-        heat.set_xticks(range(len(self.betas)), [f"{beta:g}" for beta in self.betas])
-        heat.set_yticks(range(len(self.alphas)), [f"{alpha:g}" for alpha in self.alphas])
-        heat.set_xlabel(r"lower first step $\beta$")
-        heat.set_ylabel(r"upper first step $\alpha$")
-        for i, j in np.ndindex(*means.shape):
-            text = f"{means[i, j]:.3g}" if isfinite(means[i, j]) else "failed"
-            box = {"facecolor": "white", "alpha": 0.6, "edgecolor": "none", "pad": 1.5}
-            heat.text(j, i, text, ha="center", va="center", fontsize=8, bbox=box)
-        starts = self.curves[..., 0]
-        typical = np.nanmedian(np.abs(starts)) if np.isfinite(starts).any() else 1.0
-        curves = np.where(
-            np.abs(self.curves) <= _FAR * typical, self.curves, nan
-        )  # a run that diverges leaves the picture
-        best = (self.alphas.index(self.best.alpha), self.betas.index(self.best.beta))
-        for i, j in np.ndindex(*means.shape):
-            for s, curve in enumerate(curves[i, j]):
-                own = (
-                    {"color": "C1", "zorder": 3, "label": "best pair"}
-                    if (i, j) == best
-                    else {"color": "C0", "alpha": 0.4}
-                )
-                lines.plot(curve, linewidth=1.0, **(own if s == 0 else {**own, "label": None}))
-        drawn = curves[np.isfinite(curves)]
-        if drawn.size and drawn.min() > 0:
-            lines.set_yscale("log")
-        lines.set_xlabel("k, outer iteration")
-        lines.set_ylabel("upper loss f")
-        lines.legend()
-        lines.grid(alpha=0.3)
-        if path is not None:
-            figure.savefig(path)
-        return figure
+MOST_STEPS = 10**9  # the curves of all runs are kept, a number for each
 
 
 def sensitivity(
@@ -251,9 +95,8 @@ def sensitivity(
     """
     sweep = _Sweep(make_solver, {"upper_data": upper_data, "lower_data": lower_data}, steps, score)
     pairs = [_numbers(name, values) for name, values in (("alphas", alphas), ("betas", betas))]
-    chosen = tuple(seeds)
-    usable = len(chosen) > 0 and all(isinstance(seed, int) and seed >= 0 for seed in chosen)
-    require_argument("sensitivity", "seeds", chosen, usable, "must be at least one whole number, none below 0")
+    chosen = settled("sensitivity", "seeds", seeds, several("must be at least one whole number, none below 0", SEED))
+    progress = settled("sensitivity", "progress", progress, FLAG)
     shape = (len(pairs[0]), len(pairs[1]), len(chosen))
     scores, checks, curves = np.full(shape, inf), np.full(shape, nan), np.full((*shape, steps), nan)
     failures: dict[tuple[float, float, int], str] = {}
@@ -290,13 +133,10 @@ class _Sweep:
     """What is the same for all runs, and what must not be."""
 
     def __init__(self, make_solver: Any, data: dict[str, Any], steps: int, score: Callable[[Any], float] | None):
-        callable_class = callable(make_solver) and not isinstance(make_solver, type)
         rule = "must be a function of (alpha, beta) that returns a new solver on a new problem"
-        require_argument("sensitivity", "make_solver", make_solver, callable_class, rule)
-        require_argument("sensitivity", "steps", steps, whole(steps, 1), "must be a whole number, at least 1")
-        require_argument(
-            "sensitivity", "score", score, score is None or callable(score), "must be a function of the solver"
-        )
+        settled("sensitivity", "make_solver", make_solver, function(2, rule))
+        steps = settled("sensitivity", "steps", steps, whole_number(1, most=MOST_STEPS))
+        settled("sensitivity", "score", score, optional(function(1, "must be a function of the solver")))
         self.make_solver = make_solver
         self.data = data
         self.steps = steps
@@ -306,7 +146,7 @@ class _Sweep:
         self.names: set[str] = set()
         self.pairs: set[tuple[float, float]] = set()
         for name, own in data.items():
-            _check_data(own, name)
+            data[name] = _checked_data(own, name)
         self.own = [(generator, generator.get_state()) for own in data.values() for generator in generators(own)]
 
     def restore_generators(self) -> None:
@@ -333,7 +173,7 @@ class _Sweep:
         self.names.add(repr(made))
         self.pairs.add((alpha, beta))
         seed_everything(seed)  # the batches and the masks do not depend on what the start drew
-        history = fit(made, **data, steps=self.steps, progress=False, on_failure="ignore")
+        history = fit(made, **data, steps=self.steps, progress=False, on_failure="ignore", tol=None)
         if not len(history):
             raise ValueError("`sensitivity(...)`: the data ended before the first iteration; pass endless data")
         if self.score is not None:
@@ -376,20 +216,29 @@ class _Sweep:
             )
 
 
-def _check_data(data: Any, name: str) -> None:
+def _checked_data(data: Any, name: str) -> Any:
+    """Data that can serve every run; arrays become tensors here, once."""
     if hasattr(data, "__next__"):
         raise ValueError(
             f"`sensitivity({name}={type(data).__name__}(...))`: an iterator would go on from run to run, and each would see "
             "other batches; pass a function that makes it: lambda: ..."
         )
-    if not callable(data) or hasattr(data, "__iter__"):
-        feed(data, name, "sensitivity")
+    if callable(data) and not hasattr(data, "__iter__"):
+        return data
+    found = feed(data, name, "sensitivity")
+    return found.data if found.whole else data
 
 
 def _made(data: Any, name: str) -> Any:
     """The data of one run: what a factory makes, or the data as they are."""
     if isinstance(data, Tensor) or not callable(data) or hasattr(data, "__iter__"):
         return data
+    unfit = unbound(data, 0)
+    if unfit:
+        raise ValueError(
+            f"`sensitivity({name}={shown(data)})`: the callable must work without arguments ({unfit}); bind them: "
+            "lambda: function(...)"
+        )
     made = data()
     if feed(made, name, "sensitivity").whole:
         raise ValueError(
@@ -400,10 +249,7 @@ def _made(data: Any, name: str) -> Any:
 
 
 def _numbers(name: str, values: Iterable[float]) -> tuple[float, ...]:
-    numbers: Sequence[Any] = tuple(values) if isinstance(values, Iterable) else ()
-    usable = len(numbers) > 0 and all(isinstance(n, int | float) and 0 < n < inf for n in numbers)
-    usable = usable and len(set(numbers)) == len(numbers)
-    require_argument(
-        "sensitivity", name, values, usable, "must be at least one number, all different, finite and above 0"
-    )
+    rule = "must be at least one number, all different, finite and above 0"
+    numbers = settled("sensitivity", name, values, several(rule, POSITIVE))
+    require_argument("sensitivity", name, values, len(set(numbers)) == len(numbers), rule)
     return tuple(float(n) for n in numbers)

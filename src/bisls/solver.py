@@ -1,38 +1,40 @@
-"""One outer iteration: lower loop -> hypergradient -> direction -> line -> step. What to do when a part of it fails."""
+"""One outer iteration: lower level -> hypergradient -> direction -> line -> step. What to do when a part of it fails."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from math import inf, isfinite, nan
+from dataclasses import replace
+from math import isfinite, nan
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bisls._check import require_argument, whole
-from bisls.bounds import inside
-from bisls.directions.base import Direction, Heading
-from bisls.hypergrad.base import Hypergradient, HypergradientMethod, Several
-from bisls.line import Line
+from bisls._check import optional, settled, whole_number
+from bisls.agreement import agree, agree_on_parameters
+from bisls.batches import Minibatches, Sample, kept, restored, same
+from bisls.directions.base import Direction
+from bisls.evaluate import Outdated
+from bisls.hypergrad.base import HypergradientMethod
 from bisls.linear.base import LinearSolver
-from bisls.oracle import LowerPoint, Oracle
-from bisls.player import Outdated
-from bisls.problem import Bilevel
-from bisls.record import Record, Status, worst
-from bisls.response.base import Ray, Response, Scene, State
-from bisls.response.frozen import Frozen
-from bisls.steps.base import Memory, Step, StepRule
-from bisls.vector import dot, norm
+from bisls.oracle import Oracle
+from bisls.parts import check_together, identity, lower_part, part
+from bisls.problem import Bilevel, must_be_problem
+from bisls.ranks import meeting, on_any_rank, together
+from bisls.record import Record
+from bisls.response.base import Response
+from bisls.states import Anything, Batch, Each, Fields, Maybe, Whole, point, read
+from bisls.status import Status, worst
+from bisls.steps.base import StepRule
+from bisls.trend import Trend
+from bisls.upper import State, Upper
+from bisls.vector import norm
 
 logger = logging.getLogger(__name__)
 
-
-_PARTS = ("direction", "hypergrad", "response", "average")
-BEHIND = 0.1  # a lower loop that leaves more than this share of its gradient has not solved the lower problem
-FAR = 1e30  # no shorter step can lead out of the finite numbers
-FORGET = 0.05  # the least weight of a new lower iterate in the mean
+STILL = 64.0  # a move of so many units in the last place is rounding
+LOWER_ITERS = 10  # lower steps an iteration, where nothing says how many
 
 
 class SolverError(RuntimeError):
@@ -47,24 +49,11 @@ class SolverError(RuntimeError):
         self.record = record
 
 
-@dataclass
-class _Loop:
-    """What a lower loop did."""
-
-    point: LowerPoint | None = None  # before its last step
-    beta: float = 0.0
-    checks: int = 0
-    steps: int = 0
-    status: Status = Status.OK
-    first: float = 0.0  # the gradient norm at its beginning
-    last: float = 0.0  # and before its last step
-
-
 class Solver:
     """A bi-level method as a composition of parts. `BiSLS`, `BiSPS` and `Alternating` are compositions with names.
 
-    One iteration: ``lower_iters`` steps on g, each along the gradient of its own batch; the hypergradient; a direction; the
-    upper loss along the ray in that direction, with y responding; a step by the upper rule.
+    One iteration: ``lower_iters`` steps on g, each on its own batch; the hypergradient; a direction; the upper loss along the ray
+    in that direction, with y responding; a step by the upper rule.
 
     What happens when a part fails:
 
@@ -73,8 +62,12 @@ class Solver:
     - *An upper loss or hypergradient that is not finite* at the present point: x and y go back to the last point where both
       levels were finite, the remembered steps are shortened tenfold, and the record says `Status.NON_FINITE`.
     - *A linear solve that ends early* (negative curvature, divergence): its last finite iterate is used, and the record says so.
+    - *A lower loss that ends above where it began*, a hypergradient that is exactly zero although f depends on y, an f that has
+      risen for long: the record says so (`Status.LOWER_ROSE`, `NO_INFLUENCE`, `UPPER_ROSE`).
     - *A search that finds nothing* takes no upper step; the lower loop of the next iteration goes on from the present y.
-    - After ``patience`` iterations in a row that could not be completed because of values that are not finite: `SolverError`.
+    - After ``patience`` iterations in a row that could not be completed because of values that are not finite: `SolverError`. One
+      that succeeds between them breaks the row only if it begins elsewhere than at the point that the others went back to: a
+      problem whose f is infinite at y*(x) ends so.
 
     Nothing that is not finite is ever written into the parameters; an exception in a loss, or an interrupt, leaves them as
     they were before the iteration.
@@ -86,7 +79,8 @@ class Solver:
         hypergrad: Estimates the hypergradient.
         upper_step: Chooses alpha.
         lower_step: Chooses beta; what it remembers is carried over from one lower loop to the next.
-        lower_iters: T, lower steps an iteration, at least 1.
+        lower_iters: T, lower steps an iteration, at least 1. None: as many as there are batches where `step` is given a list, 10
+            otherwise.
         lower_tol: End the lower loop where ||grad_y g|| on its batch is at most this; None runs all T steps. For
             deterministic lower problems.
         lower_average: Where every lower step has a batch of its own, use the running mean of the lower iterates as y: the
@@ -97,6 +91,9 @@ class Solver:
         polish: Where the lower data are one batch and the lower loop has not brought its gradient below a tenth of what it was,
             a Newton step by this linear solver follows, if it lowers g. None: never.
         patience: How many failed iterations in a row end in an error.
+        lower_direction: Turns lower gradients into directions; the gradient itself by default.
+        lower_optimizer: A torch optimiser over the lower parameters that takes the lower steps, in place of ``lower_step`` and
+            the others that say how; or a `bisls.lower.LowerPart` of your own.
     """
 
     def __init__(
@@ -107,55 +104,48 @@ class Solver:
         response: Response,
         hypergrad: HypergradientMethod,
         upper_step: StepRule,
-        lower_step: StepRule,
-        lower_iters: int = 10,
+        lower_step: StepRule | None = None,
+        lower_iters: int | None = None,
         lower_tol: float | None = None,
         lower_average: bool = False,
         search_every: int = 1,
         polish: LinearSolver | None = None,
         patience: int = 20,
+        lower_direction: Direction | None = None,
+        lower_optimizer: torch.optim.Optimizer | None = None,
     ):
         call = type(self).__name__
-        if not isinstance(problem, Bilevel):
-            raise ValueError(f"`{call}(problem={problem!r})`: problem must be a Bilevel(upper_loss, lower_loss, ...)")
-        for name, part, method, example in (
-            ("direction", direction, "head", "Adam()"),
-            ("response", response, "ray", "Tangent()"),
-            ("hypergrad", hypergrad, "estimate", "Implicit(CG())"),
-            ("upper_step", upper_step, "choose", "Armijo()"),
-            ("lower_step", lower_step, "choose", "Armijo()"),
-        ):
-            fits = callable(getattr(part, method, None)) and not isinstance(part, type)
-            require_argument(call, name, part, fits, f"must have a method {method}(...), as {example} has")
-        require_argument(call, "lower_iters", lower_iters, whole(lower_iters, 1), "must be a whole number, at least 1")
-        small = lower_tol is None or 0 <= lower_tol < float("inf")
-        require_argument(call, "lower_tol", lower_tol, small, "must be at least 0, or None")
-        often = isinstance(search_every, int) and search_every >= 1
-        require_argument(call, "search_every", search_every, often, "must be a whole number, at least 1")
-        require_argument(call, "patience", patience, patience >= 1, "must be at least 1")
+        must_be_problem(call, problem)
         self.problem = problem
-        self.direction = direction
-        self.response = response
-        self.hypergrad = hypergrad
-        self.upper_step = upper_step
-        self.lower_step = lower_step
-        self.lower_iters = lower_iters
-        self.lower_tol = lower_tol
-        self.lower_average = lower_average
-        self.search_every = search_every
-        self.polish = polish
-        self.patience = patience
+        self.hypergrad: HypergradientMethod = part(call, "hypergrad", hypergrad)
+        lower_iters = settled(call, "lower_iters", lower_iters, optional(whole_number(1)))
+        search_every = settled(call, "search_every", search_every, whole_number(1))
+        patience = settled(call, "patience", patience, whole_number(1))
+        self.lower_iters = LOWER_ITERS if lower_iters is None else lower_iters
+        self._any_number, self.patience = lower_iters is None, patience
+        self.upper = Upper(
+            part(call, "direction", direction),
+            part(call, "response", response),
+            part(call, "upper_step", upper_step),
+            search_every,
+        )
+        check_together(call, self.upper.response, self.upper.rule)
+        average = None if lower_average is False else lower_average
+        own = {"step": lower_step, "direction": lower_direction, "tol": lower_tol, "average": average}
+        self.lower = lower_part(call, problem, lower_optimizer, polish, own)
         self.oracle = Oracle(problem, problem.tape)
         self.k = 0
-        self._upper_memory = Memory()
-        self._lower_memory = Memory()
-        self._beta = 0.0  # the last lower step that was accepted
-        self._states: dict[str, State] = {name: {} for name in _PARTS}
+        self._upper_state: State = {}
+        self._lower_state: State = {}
+        self._hypergrad_state: State = {}
+        self._trend = Trend()  # of the upper loss
         self._failures = 0
-        self._loaded = False
         self._last_batch: Any = None  # the previous upper batch judges the step where no other is given
+        self._saved_batch: Any = None  # the same as a state had it: its shape is that of the next upper batch
         self._good: tuple[Tensor, Tensor] | None = None  # the last (x, y) at which both levels were finite
+        self._met = 0  # the group of processes that is known to be alike
 
+    @together
     def step(self, upper_batch: Any, lower_batches: Any, step_batch: Any = None) -> Record:
         """One outer iteration; the parameters are changed in place.
 
@@ -163,43 +153,52 @@ class Solver:
             upper_batch: What the upper loss is called with.
             lower_batches: A list has one batch for each lower step, and the hypergradient sees the last one; anything else is
                 one batch for all of them.
-            step_batch: An independent upper batch that judges the step. Without it the previous upper batch does.
+            step_batch: An independent upper batch that judges the step. Without it the previous upper batch does, unless it holds
+                the same numbers: then there is no noise to judge, and the batch judges itself.
 
         Returns:
             What happened, as a `Record`.
 
         Raises:
             SolverError: ``patience`` iterations in a row failed.
+            ValueError: A parameter has been frozen (it no longer requires grad), or several processes do not begin with the same
+                parameters and the same method; x and y are as before.
+            RankError: Another process has failed; the message says which, and what it raised.
         """
-        batches = self._batches(lower_batches)
+        self._meet()
         given = step_batch is not None
-        if not given:
-            step_batch = upper_batch if self._last_batch is None else self._last_batch
-            if self._loaded and _equal(step_batch, upper_batch):
-                step_batch = upper_batch  # one batch for all iterations, read back as another object
-        before = self.oracle.cost.copy()
+        self.problem.look_around()
+        sample = self._sample(upper_batch, lower_batches, step_batch)
+        with self.oracle.unfrozen():
+            self.oracle.begin([sample.upper, sample.judging], sample.lower)
+        before, moment = self.oracle.cost.copy(), self.problem.moment()
         x, y = self.problem.x.read(), self.problem.y.read()
-        if self._good is None:
-            self._good = (x, y)
-        memory = (self._upper_memory, self._lower_memory, self._beta, dict(self._states))
+        good = self._good = self._good or (x, y)
+        states = (self._upper_state, self._lower_state, self._hypergrad_state)
         record: Record | None = None
         while record is None:
             try:
-                record = self._iterate(upper_batch, batches, step_batch, x, y)
+                with self.oracle.unfrozen():
+                    record = self._iterate(sample, x, y)
             except BaseException as error:
                 self._write(x, y)
-                self._upper_memory, self._lower_memory, self._beta, self._states = memory
+                self._upper_state, self._lower_state, self._hypergrad_state = states
                 if not isinstance(error, Outdated):
                     raise
-                # the lower loss is not what it was when it was recorded: the iteration is made again without the tape
-                memory = (*memory[:3], dict(memory[3]))
+                # a loss can't be played on these batches: the iteration is made again, by calling it
                 self.oracle.forget()
+                moment.restore()
         # a batch with bad numbers in it must not judge the next step as well
-        keep = self.response.two_samples and not given and record.upper_status is not Status.NON_FINITE
-        self._last_batch, self._loaded = upper_batch if keep else None, False
+        keep = self.upper.response.two_samples and not given and record.upper_status is not Status.NON_FINITE
+        self._last_batch, self._saved_batch = upper_batch if keep else None, None
         self.k += 1
         record = replace(record, cost=self.oracle.cost - before)
-        self._failures = self._failures + 1 if Status.NON_FINITE in (record.upper_status, record.lower_status) else 0
+        if Status.NON_FINITE in (record.upper_status, record.lower_status):
+            self._failures += 1
+        elif self._failures and self._moved(
+            *good
+        ):  # from the same point as before it only leads to where the others failed
+            self._failures = 0
         if self._failures >= self.patience:
             raise SolverError(
                 f"`{type(self).__name__}.step(...)`: {self._failures} iterations in a row met values that are not finite. "
@@ -208,338 +207,194 @@ class Solver:
             )
         return record
 
+    def _meet(self) -> None:
+        """Before the first step with other processes: what must be the same on all of them is."""
+        here = meeting()
+        if here != self._met:
+            call = f"{type(self).__name__}.step"
+            agree(call, method=self.identity, k=self.k)
+            agree_on_parameters(f"{call}(...)", self.problem.levels, cure="; `fit(..., broadcast=True)` does so")
+        self._met = here
+
+    def _sample(self, upper: Any, lower: Any, judge: Any) -> Sample:
+        """The batches of this iteration, and who judges: settled here, by their numbers, once for all ranks."""
+        if judge is None and self._saved_batch is not None:
+            judge = restored(self._saved_batch, upper)
+        elif judge is None:
+            judge = self._last_batch
+        judged = self.upper.response.two_samples and judge is not None and not same(judge, upper)
+        batches = self._batches(lower)
+        judged, batches.several = on_any_rank(judged, batches.several)
+        return Sample(upper, batches, judge, judged)
+
     @torch.no_grad()  # the oracle records what it needs; nothing else does
-    def _iterate(self, upper_batch: Any, batches: list[Any], step_batch: Any, x: Tensor, y: Tensor) -> Record:
-        several = self.oracle.anywhere(any(batch is not batches[-1] for batch in batches))
-        averages = self.lower_average and several
-        if not averages:
-            self._states["average"] = {}
-        with self.oracle.upper_frozen():
-            loop = self._lower_loop(batches, self._last_iterate(y) if averages else y, averages)
-        if self.polish is not None and not several and self._behind(loop):
-            loop.checks += self._polish(self.polish, batches[-1])
-        y = self.problem.y.read()
-        lower = Several(batches) if several and getattr(self.hypergrad, "spread", None) is not None else batches[-1]
-        estimate = self.hypergrad.estimate(self.oracle, upper_batch, lower, self._states["hypergrad"])
+    def _iterate(self, sample: Sample, x: Tensor, y: Tensor) -> Record:
+        lowered = self.lower.descend(self.oracle, sample.lower, y, self.k, self._lower_state)
+        self._lower_state = lowered.state
+        batches = sample.lower if self.hypergrad.several else sample.lower.newest
+        estimate = self.hypergrad.estimate(self.oracle, sample.upper, batches, self._hypergrad_state)
         record = Record(
             k=self.k,
             upper_value=estimate.value,
-            lower_value=estimate.graph.value if estimate.graph else nan if loop.point is None else loop.point.value,
+            lower_value=estimate.graph.value if estimate.graph else nan if lowered.last is None else lowered.last.value,
             alpha=0.0,
-            beta=loop.beta,
+            beta=lowered.step,
             upper_checks=0,
-            lower_checks=loop.checks,
+            lower_checks=lowered.checks,
             hypergrad_norm=norm(estimate.flat),
             residual=estimate.residual,
-            lower_steps=loop.steps,
+            lower_steps=lowered.steps,
             lower_grad_norm=estimate.lower_grad_norm,
-            lower_status=loop.status,
+            lower_status=lowered.status,
             linear_status=estimate.status,
         )
         if estimate.graph is not None and not (isfinite(record.lower_value) and isfinite(record.lower_grad_norm)):
             return self._go_back(replace(record, lower_status=Status.NON_FINITE))
         if not (isfinite(estimate.value) and isfinite(record.hypergrad_norm)):
             return self._go_back(record)
-        self._good = (x, y)
-        self._states["hypergrad"] = estimate.state
-        heading = self.direction.head(estimate.flat, x, self._states["direction"])
-        reach = inf if self.problem.upper_bounds is None else self._reach(estimate, heading.search)
-        heading = self._inside(heading, reach, x)
-        # with noise a search says little about one step and much about many: it is made once in so many iterations
-        due = self._upper_memory.step is None or self.k % self.search_every == 0
-        judged = self.response.two_samples and self.oracle.anywhere(step_batch is not upper_batch)
-        # a rule that only looks at value and slope has nothing to rest from
-        rest = getattr(self.upper_step, "rest", None)
-        rests = judged and not due and rest is not None
-        judged = judged and not rests
-        scene = Scene(
-            oracle=self.oracle,
-            method=self.hypergrad,
-            estimate=estimate,
-            search=heading.search,
-            x=x,
-            y=y,
-            upper_batch=upper_batch,
-            step_batch=step_batch if judged else upper_batch,
-            judged=judged,
-            lower_batch=batches[-1],
-            beta=self._beta,
-            alpha=self._upper_memory.step,
-            max_step=reach,
+        if estimate.graph is not None and lowered.rose(self.oracle, sample.lower, estimate.graph, y):
+            record = replace(record, lower_status=worst(lowered.status, Status.LOWER_ROSE))
+        self._good = (x, lowered.y)
+        self._hypergrad_state = estimate.state
+        uninfluenced = estimate.uninfluenced
+        taken = self.upper.take(
+            self.oracle,
+            sample,
+            self.hypergrad,
+            estimate,
+            self.lower,
+            lowered,
+            x,
+            self.k,
+            self._upper_state,
+            type(self).__name__,
         )
-        if rests:  # nothing is searched, so nothing is predicted: y stays where the lower loop left it
-            ray = replace(Frozen().ray(scene, {}), state=self._states["response"])
-        else:
-            ray = self.response.ray(scene, self._states["response"])
-        line = replace(ray.line, clock=self.k)
-        if heading.weigh is not None:
-            own = dot(estimate.flat, heading.search)
-            longest, state = heading.weigh(own, None if rests else -line.slope if judged else own)
-            line, heading = replace(line, max_step=min(line.max_step, longest)), replace(heading, state=state)
-        step = (rest if rests and rest else self.upper_step.choose)(line, self._upper_memory)
-        taken, learnt = self._arrive(scene, ray, heading, step)
-        self._upper_memory = step.memory
-        if 0 < taken < step.size:
-            self._upper_memory = replace(step.memory, step=taken)
-        self._states["direction"] = heading.state
-        self._states["response"] = {**ray.state, **learnt}
-        linear = worst(estimate.status, ray.status)
-        status = worst(step.status, loop.status, linear)
+        self._upper_state = taken.state
+        self._lower_state = self.lower.followed(lowered.state, lowered.y, self.problem.y.read())
+        self._trend = self._trend.with_value(estimate.value)
+        noticed = Status.NO_INFLUENCE if uninfluenced else Status.UPPER_ROSE if self._trend.risen else Status.OK
+        upper, linear = worst(taken.status, noticed), worst(estimate.status, taken.linear)
         return replace(
-            record, alpha=taken, upper_checks=step.checks, upper_status=step.status, linear_status=linear, status=status
+            record,
+            alpha=taken.alpha,
+            upper_checks=taken.checks,
+            upper_status=upper,
+            linear_status=linear,
+            status=worst(upper, record.lower_status, linear),
         )
-
-    def _last_iterate(self, y: Tensor) -> Tensor:
-        """Where the lower steps go on: the last iterate, unless somebody else has moved the parameters since."""
-        state = self._states["average"]
-        if not state or not torch.equal(state["mean"], y):
-            self._states["average"] = {}
-            return y
-        self.problem.y.write_(state["last"])
-        return state["last"]
-
-    def _judge_mean(self, here: LowerPoint, batch: Any) -> None:
-        """A mean that is worse than the last iterate, on a batch that neither has seen, lags behind: it begins anew."""
-        state = self._states["average"]
-        if state and not self.oracle.lower_value(batch, here.moment, state["mean"]) < here.value:
-            self._states["average"] = {}
-
-    def _averaged(self, y: Tensor) -> None:
-        """The last iterate joins the mean; recent ones weigh more, and the mean never forgets more slowly than FORGET."""
-        state = self._states["average"]
-        n = int(state["n"]) + 1 if state else 1
-        weight = max(min(1.0, 4.0 / (n + 3)), FORGET)
-        mean = state["mean"] + weight * (y - state["mean"]) if state else y
-        self._states["average"] = {"last": y, "mean": mean, "n": torch.tensor(n)}
-
-    def _lower_loop(self, batches: list[Any], y: Tensor, averages: bool) -> _Loop:
-        """T steps on g from the present y, each along the gradient of its own batch."""
-        loop, before = _Loop(), y
-        blind = getattr(self.lower_step, "blind", None)
-        for batch in batches:
-            here = self.oracle.lower(batch, y)
-            square = dot(here.grad, here.grad)
-            step = blind(-square, self.k, self._lower_memory) if blind is not None and isfinite(square) else None
-            if not isfinite(square) or (step is None and not isfinite(here.value)):
-                # the step before led here, or the batch is bad: back to where the loss was finite
-                y = self._states["average"]["mean"] if self._states["average"] else before
-                self._states["average"] = {}  # the last iterate is of no use: the next loop begins at the mean
-                self._lower_memory = _shortened(self._lower_memory)
-                loop.status = Status.NON_FINITE
-                break
-            loop.point, loop.last = here, square**0.5
-            loop.first = loop.first or loop.last
-            if averages and batch is batches[-1]:
-                self._judge_mean(here, batch)
-            if self.lower_tol is not None and square**0.5 <= self.lower_tol:
-                break
-            if step is None:
-                step = self._lower_choose(here, batch, y, square)
-            self._lower_memory = step.memory
-            loop.checks += step.checks
-            if step.status is not Status.OK:
-                loop.status = worst(loop.status, step.status)
-            loop.steps += 1
-            before = y
-            if step.size > 0:
-                loop.beta = self._beta = step.size
-            y = self._lower_point(y, here.grad, step.size)
-            if (step.size * loop.last > FAR or not self.problem.y.alike) and not self.problem.y.holds(y):
-                y, loop.status = before, Status.NON_FINITE
-            if averages:
-                self._averaged(y)
-        self.problem.y.write_(self._states["average"]["mean"] if self._states["average"] else y)
-        return loop
-
-    def _behind(self, loop: _Loop) -> bool:
-        """Whether the lower loop has done its steps and left too much of its gradient."""
-        if loop.status in (Status.NON_FINITE, Status.ROUNDING) or loop.steps < self.lower_iters:
-            return False
-        return loop.last > BEHIND * loop.first
-
-    def _polish(self, linear: LinearSolver, batch: Any) -> int:
-        """One Newton step on g, if it lowers g: the lower loop has left y too far behind. Returns the checks made."""
-        graph = self.oracle.lower_graph(batch, check=False)  # the one of the hypergradient is compared
-        step = linear.solve(graph.hessian, graph.grad, {}).z
-        before = self.problem.y.read()
-        y = self._lower_point(before, step, 1.0)
-        if not self.problem.y.holds(y):
-            return 0
-        self.problem.y.write_(y)
-        if not self.oracle.lower_value(batch, graph.moment) < graph.value:
-            self.problem.y.write_(before)
-        return 1
-
-    def _lower_choose(self, here: LowerPoint, batch: Any, y: Tensor, square: float) -> Step:
-        def at(t: float) -> float:
-            point = self._lower_point(y, here.grad, t)
-            if not self.problem.y.holds(point):
-                return float("inf")
-            return self.oracle.lower_value(batch, here.moment, point)
-
-        return self.lower_step.choose(Line(here.value, -square, at, eps=here.eps, clock=self.k), self._lower_memory)
-
-    def _lower_point(self, y: Tensor, gradient: Tensor, t: float) -> Tensor:
-        point = torch.add(y, gradient, alpha=-t) if t < FAR else y - t * gradient  # the first refuses what overflows
-        bounds = self.problem.lower_bounds
-        return point if bounds is None else bounds.project(point, self.problem.y)
-
-    def _inside(self, heading: Heading, reach: float, x: Tensor) -> Heading:
-        """The heading bent so that its ray stays inside the bounds of x."""
-        bounds = self.problem.upper_bounds
-        if bounds is None:
-            return heading
-        search = inside(bounds, x, heading.search, reach, self.problem.x)
-        move = search if heading.move is heading.search else inside(bounds, x, heading.move, reach, self.problem.x)
-        return replace(heading, search=search, move=move)
-
-    def _reach(self, estimate: Hypergradient, search: Tensor) -> float:
-        """How far a ray inside bounds is laid out: a little beyond the last step, at first the Polyak step."""
-        if self._upper_memory.step:
-            return 4.0 * self._upper_memory.step
-        slope = abs(dot(estimate.flat, search))
-        return abs(estimate.value) / slope if slope > 0 and estimate.value != 0 else 1.0
-
-    def _arrive(self, scene: Scene, ray: Ray, heading: Heading, step: Step) -> tuple[float, State]:
-        """Write x and y after the step; where it is too long for the response, or not finite, a shorter one or none."""
-        taken, learnt = ray.settle(step.size) if step.size > 0 else (0.0, {})
-        x, y = scene.x, scene.y
-        if taken > 0:
-            x = scene.x - taken * heading.move
-            y = scene.y if ray.follow is None else ray.follow(taken)
-            if self.problem.upper_bounds is not None:  # the rounding of x - t d may cross the bound
-                x = self.problem.upper_bounds.project(x, self.problem.x)
-            if self.problem.lower_bounds is not None:
-                y = self.problem.lower_bounds.project(y, self.problem.y)
-            if not (self.problem.x.holds(x) and self.problem.y.holds(y)):
-                x, y, taken = scene.x, scene.y, 0.0
-        self._write(x, y)
-        average = self._states["average"]
-        if average:  # the mean lies at the y that the response has moved, and the last iterate moves with it
-            self._states["average"] = {
-                **average,
-                "mean": self.problem.y.read(),
-                "last": average["last"] + (y - scene.y),
-            }
-        return taken, learnt
 
     def _go_back(self, record: Record) -> Record:
         """The present point is of no use: return to the last good one, and be more careful from there."""
         assert self._good is not None
         self._write(*self._good)
-        self._states["average"] = {}
-        self._upper_memory = _shortened(self._upper_memory)
-        self._lower_memory = _shortened(self._lower_memory)
+        self._upper_state = self.upper.careful(self._upper_state)
+        self._lower_state = self.lower.careful(self._lower_state)
         return replace(record, upper_status=Status.NON_FINITE, status=Status.NON_FINITE)
+
+    def _moved(self, x: Tensor, y: Tensor) -> bool:
+        """Whether the last good point is another than this one, by more than rounding."""
+        assert self._good is not None
+        pairs = zip(self._good, (x, y), strict=True)
+        return any(norm(now - at) > STILL * torch.finfo(at.dtype).eps * norm(at) for now, at in pairs)
 
     def _write(self, x: Tensor, y: Tensor) -> None:
         self.problem.x.write_(x)
         self.problem.y.write_(y)
 
-    def _batches(self, lower_batches: Any) -> list[Any]:
-        if not isinstance(lower_batches, list):
-            return [lower_batches] * self.lower_iters
-        if len(lower_batches) != self.lower_iters:
+    def _batches(self, lower: Any) -> Minibatches:
+        if not isinstance(lower, list):
+            return Minibatches.repeated(lower, self.lower_iters)
+        if not lower or (len(lower) != self.lower_iters and not self._any_number):
             raise ValueError(
                 f"`{type(self).__name__}.step(lower_batches=[...])`: a list needs one batch for each of the "
-                f"lower_iters = {self.lower_iters} lower steps, got {len(lower_batches)}; "
+                f"lower_iters = {self.lower_iters} lower steps, got {len(lower)}; "
                 "pass a tuple or a tensor for one batch for all"
             )
-        return lower_batches
+        return Minibatches(lower)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next iteration depends on beside the parameters: numbers and tensors, safe to load without code."""
-        if not _plain(self._last_batch):
+        batch = kept(self._last_batch) if self._saved_batch is None else self._saved_batch
+        if batch is None and self._last_batch is not None:
             logger.warning(
                 "the last upper batch is a %s and can't be saved; the first step after loading is judged on its own batch",
                 type(self._last_batch).__name__,
             )
         return {
+            "method": self.identity,
             "k": self.k,
-            "upper_memory": _packed(self._upper_memory),
-            "lower_memory": _packed(self._lower_memory),
-            "beta": self._beta,
-            "states": {name: dict(state) for name, state in self._states.items()},
+            "upper": dict(self._upper_state),
+            "lower": dict(self._lower_state),
+            "hypergrad": dict(self._hypergrad_state),
+            "trend": self._trend.packed(),
             "failures": self._failures,
-            "last_batch": self._last_batch if _plain(self._last_batch) else None,
+            "last_batch": Batch.packed(batch),
             "good": None if self._good is None else list(self._good),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. The parameters themselves are the caller's to restore."""
-        missing = sorted(
-            {"k", "upper_memory", "lower_memory", "beta", "states", "failures", "last_batch", "good"} - set(state)
-        )
+        """Go on where `state_dict` was taken. The parameters themselves are the caller's to restore.
+
+        Raises:
+            ValueError: It is the state of another method or another problem, none at all, or holds what no solver writes
+                (numbers that are not finite, or out of range, other shapes); nothing was loaded.
+        """
+        call = f"`{type(self).__name__}.load_state_dict(...)`"
+        if not isinstance(state, Mapping):
+            raise ValueError(f"{call}: must be what state_dict() gave, got {type(state).__name__}")
+        missing = sorted(self.state_dict().keys() - set(state))
         if missing:
+            raise ValueError(f"{call}: not the state of a solver, it lacks {missing}")
+        if not isinstance(state["method"], str) or state["method"] != self.identity:
             raise ValueError(
-                f"`{type(self).__name__}.load_state_dict(...)`: not the state of a solver, it lacks {missing}"
+                f"{call}: the state is of another method, {state['method']}; this one is {self.identity}. Nothing was loaded"
             )
-        good = state["good"]
-        if good is not None and (len(good[0]), len(good[1])) != (self.problem.x.numel, self.problem.y.numel):
+        good, x, y = state["good"], self.problem.x, self.problem.y
+        sizes = [own.numel() for own in good if isinstance(own, Tensor)] if isinstance(good, list | tuple) else []
+        if len(sizes) == 2 and sizes != [x.numel, y.numel]:
             raise ValueError(
-                f"`{type(self).__name__}.load_state_dict(...)`: the state is of a problem with {len(good[0])} upper and "
-                f"{len(good[1])} lower parameters, this one has {self.problem.x.numel} and {self.problem.y.numel}"
+                f"{call}: the state is of a problem with {sizes[0]} upper and {sizes[1]} lower parameters, this one has "
+                f"{x.numel} and {y.numel}"
             )
-        try:  # all is read before anything is changed
-            upper, lower = _unpacked(state["upper_memory"]), _unpacked(state["lower_memory"])
-            k, beta, failed = int(state["k"]), float(state["beta"]), int(state["failures"])
-            states = {name: state["states"].get(name, {}) for name in _PARTS}
-            copies: dict[str, State] = {
-                name: {key: t.clone() for key, t in part.items()} for name, part in states.items()
-            }
-            point = None if good is None else (good[0].clone(), good[1].clone())
+        own = read(call, self.keeps(), state)  # all is read before anything is changed
+        try:
+            lower = self.lower.checked(own["lower"]) if own["lower"] else {}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"`{type(self).__name__}.load_state_dict(...)`: not the state of a solver ({error}); nothing was loaded"
-            ) from error
-        self.k, self._beta, self._failures, self._good = k, beta, failed, point
-        self._upper_memory, self._lower_memory, self._states = upper, lower, copies
-        self._last_batch, self._loaded = state["last_batch"], True
+            raise ValueError(f"{call}: state['lower'] is not usable ({error}); nothing was loaded") from error
+        self.k, self._failures, self._trend = own["k"], own["failures"], Trend.unpacked(own["trend"])
+        self._good = None if own["good"] is None else (own["good"][0], own["good"][1])
+        self._upper_state, self._lower_state, self._hypergrad_state = own["upper"], lower, own["hypergrad"]
+        self._last_batch, self._saved_batch = None, own["last_batch"]
+
+    def keeps(self) -> Fields:
+        """What a state may be that `load_state_dict` takes."""
+        x, y = self.problem.x, self.problem.y
+        points = (point(x, self.problem.upper_bounds), point(y, self.problem.lower_bounds))
+        return Fields(
+            {
+                "k": Whole(),
+                "upper": self.upper.keeps(x, y, self.hypergrad),
+                "lower": self.lower.keeps(y),
+                "hypergrad": self.hypergrad.keeps(y),
+                "trend": Trend.KIND,
+                "failures": Whole(),
+                "last_batch": Batch(),
+                "good": Maybe(Each(points)),
+            },
+            rest=Anything(),
+        )
+
+    @property
+    def measured(self) -> tuple[Tensor, Tensor] | None:
+        """The (x, y) that the losses of the last record belong to: before the upper step, after the lower ones."""
+        return self._good
+
+    @property
+    def identity(self) -> str:
+        """What tells this method from another: its parts and their settings, those at their defaults left out."""
+        iters = "" if self.lower_iters == LOWER_ITERS else f", lower_iters={self.lower_iters}"
+        return f"Solver(upper={identity(self.upper)}, lower={identity(self.lower)}, hypergrad={identity(self.hypergrad)}{iters})"
 
     def __repr__(self) -> str:
-        parts = (
-            "direction",
-            "response",
-            "hypergrad",
-            "upper_step",
-            "lower_step",
-            "lower_iters",
-            "lower_tol",
-            "lower_average",
-            "search_every",
-            "polish",
-        )
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in parts)})"
-
-
-def _shortened(memory: Memory) -> Memory:
-    return memory if memory.step is None else replace(memory, step=0.1 * memory.step)
-
-
-def _packed(memory: Memory) -> dict[str, Any]:
-    return {"k": memory.k, "step": memory.step, "extra": list(memory.extra)}
-
-
-def _unpacked(state: Mapping[str, Any]) -> Memory:
-    return Memory(int(state["k"]), state["step"], tuple(state["extra"]))
-
-
-def _equal(one: Any, two: Any) -> bool:
-    """Whether two plain batches hold the same numbers."""
-    if isinstance(one, Tensor):
-        return isinstance(two, Tensor) and one.dtype == two.dtype and torch.equal(one, two.to(one.device))
-    if isinstance(one, Mapping):
-        return isinstance(two, Mapping) and one.keys() == two.keys() and all(_equal(one[k], two[k]) for k in one)
-    if isinstance(one, list | tuple):
-        same = isinstance(two, list | tuple) and len(one) == len(two)
-        return same and all(_equal(a, b) for a, b in zip(one, two, strict=True))
-    return not isinstance(two, Tensor) and bool(one == two)
-
-
-def _plain(batch: Any) -> bool:
-    """Whether a batch is made of tensors, numbers and containers alone, so that it can be saved and read back safely."""
-    if isinstance(batch, Mapping):
-        return type(batch) is dict and all(isinstance(key, str) and _plain(value) for key, value in batch.items())
-    if isinstance(batch, list | tuple):
-        return type(batch) in (list, tuple) and all(_plain(entry) for entry in batch)
-    return batch is None or isinstance(batch, Tensor | int | float | str | bool)
+        names = ("upper", "lower", "hypergrad", "lower_iters")
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"

@@ -60,7 +60,9 @@ def where(name: str) -> list[Path] | None:
 
 
 def _known(call: str, name: str) -> Dataset:
-    require_argument(call, "name", name, name in DATASETS, f"must be one of {', '.join(DATASETS)}")
+    require_argument(
+        call, "name", name, isinstance(name, str) and name in DATASETS, f"must be one of {', '.join(DATASETS)}"
+    )
     return DATASETS[name]
 
 

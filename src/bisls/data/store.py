@@ -10,16 +10,17 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from http.client import HTTPException
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from zipfile import BadZipFile
 
+from bisls._files import replacing
 from bisls.data.errors import DataError, Unusable
 from bisls.data.sources import Dataset, File, Source, Stream
+from bisls.progress import Progress, Transfer
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def _download(dataset: Dataset, missing: list[File], console: Any) -> dict[File,
     got: dict[File, Held] = {}
     # a system's folder that has all files was found before
     failures = [f"{system.folder}: not there, or not complete ({system.install})" for system in dataset.systems]
-    with _bar(console) as bar:
+    with Transfer(console) as bar:
         for source in dataset.sources:
             try:
                 _take(dataset, source, [file for file in missing if file not in got], got, bar)
@@ -162,50 +163,38 @@ def _by_hand(dataset: Dataset, names: list[str]) -> list[str]:
     ]
 
 
-def _take(dataset: Dataset, source: Source, files: list[File], got: dict[File, Held], bar: Any) -> None:
+def _take(dataset: Dataset, source: Source, files: list[File], got: dict[File, Held], bar: Progress) -> None:
     """All of the files from one source; those that came before it fails are kept in `got`."""
-    task = bar.add_task(f"{dataset.name} from {source.name}", total=None) if bar else None
-    try:
-        with closing(source.streams(files)) as streams:
-            for stream in streams:
-                if bar:
-                    bar.update(task, description=stream.file.name, completed=0, total=stream.total)
-                got[stream.file] = _save(dataset, stream, lambda n: bar.advance(task, n) if bar else None)
-                if bar:
-                    bar.refresh()
-    finally:
-        if bar:
-            bar.remove_task(task)
+    bar.begin(f"{dataset.name} from {source.name}", None)
+    with closing(source.streams(files)) as streams:
+        for stream in streams:
+            bar.begin(stream.file.name, stream.total)
+            got[stream.file] = _save(dataset, stream, bar)
 
 
-def _save(dataset: Dataset, stream: Stream, advance: Any) -> Held:
+def _save(dataset: Dataset, stream: Stream, bar: Progress) -> Held:
     """Write a file under a name of its own, verify it, and only then give it its final name, in one stroke.
 
     Several processes may do this at the same time: each has its own temporary file, and the last one wins with the same bytes.
     """
     folder = cache_folder() / dataset.folders[0]
     final = folder / f"{stream.file.name}{stream.suffix}"
-    part = folder / f".{final.name}.{os.getpid()}-{token_hex(4)}.part"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        size = 0
-        with part.open("xb") as out:
+        with replacing(final) as out:
+            size = 0
             for block in _blocks(stream):
                 out.write(block)
-                advance(len(block))
+                bar.advance(by=len(block))
                 size += len(block)
-        if stream.total is not None and size != stream.total:
-            raise Unusable(f"{final.name} ended after {size} of {stream.total} bytes")
-        try:
-            contents = _checked(stream.file, part, stream.suffix)
-        except Unusable as fault:
-            raise Unusable(f"{final.name} is not the right file: {fault}") from None
-        os.replace(part, final)
+            if stream.total is not None and size != stream.total:
+                raise Unusable(f"{final.name} ended after {size} of {stream.total} bytes")
+            out.flush()
+            try:
+                contents = _checked(stream.file, Path(out.name), stream.suffix)
+            except Unusable as fault:
+                raise Unusable(f"{final.name} is not the right file: {fault}") from None
     except OSError as error:  # not the source's: its own are Unusable
         raise DataError(_unwritable(folder, error)) from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
     for other in _candidates(cache_folder(), dataset, stream.file):
         if other != final:  # it was not right, or there would have been nothing to download
             with suppress(OSError):
@@ -239,21 +228,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split()) or type(error).__name__
-
-
-@contextmanager
-def _bar(console: Any) -> Iterator[Any]:
-    """A bar of rich on the console (standard error unless told), or None where rich is missing or nobody would see it move."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-    except ImportError:
-        yield None
-        return
-    console = console or Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter):
-        yield None
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(20), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield bar

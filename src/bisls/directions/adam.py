@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bisls._check import require
-from bisls.directions.base import Heading, State, squared
+from bisls._check import FLAG, POSITIVE, Wanted, Wrong, number, settle
+from bisls.directions.base import Direction, Heading, State, squared, squares
+from bisls.states import Fields, counter, flat
+from bisls.vector import Vector
+
+
+def _pair(value: Any) -> Any:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise Wrong
+    one = number("[0, 1)")
+    kept = tuple(one.read(beta) for beta in value)
+    return value if all(mine is own for mine, own in zip(kept, value, strict=True)) else kept
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Direction):
     """Adam's direction: ``A^-1 h``, or ``A^-1 m^`` with momentum, ``A = sqrt(G^) + eps``.
 
     G <- b2 G + (1 - b2) h^2 and m <- b1 m + (1 - b1) h are kept raw and corrected when used: G^ = G / (1 - b2^t),
@@ -37,13 +48,7 @@ class Adam:
     search_momentum: bool = True
 
     def __post_init__(self) -> None:
-        require(
-            self,
-            "betas",
-            len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
-            "must be two numbers in [0, 1)",
-        )
-        require(self, "eps", self.eps > 0, "must be positive")
+        settle(self, betas=Wanted("must be two numbers in [0, 1)", _pair), eps=POSITIVE, search_momentum=FLAG)
 
     def head(self, gradient: Tensor, point: Tensor, state: State) -> Heading:
         """The scaled gradient and the scaled momentum."""
@@ -54,8 +59,18 @@ class Adam:
         g = square if not state else state["g"] * b2 + square
         scale = (g / (1 - b2**t)).sqrt_().add_(self.eps).to(gradient.dtype)
         search = gradient / scale
-        move = m / (1 - b1**t) / scale if b1 > 0 else search
-        if self.search_momentum and b1 > 0:
-            descends = torch.dot(gradient, move).item() > 0
-            search, move = (move, move) if descends else (search, search)
-        return Heading(search, move, {"m": m, "g": g, "t": torch.tensor(t)})
+        kept = {"m": m, "g": g, "t": torch.tensor(t)}
+        plain = Heading(search, search, kept, scale=lambda: 1.0 / scale)
+        if b1 == 0:
+            return plain
+        move = m / (1 - b1**t) / scale
+        momentum = Heading(search, move, kept, scale=lambda: (1 - b1) / (1 - b1**t) / scale)
+        if not self.search_momentum:
+            return momentum
+        if torch.dot(gradient, move).item() > 0:
+            return replace(momentum, search=move)
+        return replace(plain, unsearched=momentum)
+
+    def keeps(self, vector: Vector | None) -> Fields:
+        """Both means, and how many steps they are of."""
+        return Fields({"m": flat(vector), "g": squares(vector), "t": counter()}, empty=True)

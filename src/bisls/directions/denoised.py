@@ -8,15 +8,16 @@ from math import inf, isfinite, sqrt
 import torch
 from torch import Tensor
 
-from bisls._check import require
-from bisls.directions.base import Heading, State, squared
-from bisls.vector import dot
+from bisls._check import POSITIVE, number, optional, settle
+from bisls.directions.base import Direction, Heading, State, squared, squares
+from bisls.states import Fields, Number, Row, counter, flat
+from bisls.vector import Vector, dot
 
 REACH = 0.7  # the bound that noise sets on a step, in units of distance / sqrt(N)
 
 
 @dataclass(frozen=True)
-class Denoised:
+class Denoised(Direction):
     """Momentum as long as the noise asks for, and a bound on the step that noise allows: both measured, neither set.
 
     On an independent batch j the slope along d is ``-<h_j, d>``, on the gradient's own batch it is ``-<h, d>``; their difference
@@ -49,9 +50,9 @@ class Denoised:
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        require(self, "b2", self.b2 is None or 0 <= self.b2 < 1, "must lie in [0, 1), or be None")
-        require(self, "most", 0 <= self.most < 1, "must lie in [0, 1)")
-        require(self, "eps", self.eps > 0, "must be positive")
+        settle(
+            self, b2=optional(number("[0, 1)"), "must lie in [0, 1), or be None"), most=number("[0, 1)"), eps=POSITIVE
+        )
 
     def head(self, gradient: Tensor, point: Tensor, state: State) -> Heading:
         """The mean of recent gradients; what the judged slope is worth comes with it."""
@@ -90,3 +91,9 @@ class Denoised:
         return Heading(
             d, d, {**kept, "sums": torch.tensor([noise, squares, weight, reached], dtype=torch.float64)}, weigh
         )
+
+    def keeps(self, vector: Vector | None) -> Fields:
+        """The mean, where it began, N, S, the weight of the mean and the distance; with ``b2`` Adam's squares as well."""
+        own = {"noise": Number(), "squares": Number(0.0), "weight": Number(0.0, above=True), "reached": Number(0.0)}
+        scaled = {} if self.b2 is None else {"g": squares(vector), "t": counter()}
+        return Fields({"m": flat(vector), "start": flat(vector), "sums": Row(own), **scaled}, empty=True)

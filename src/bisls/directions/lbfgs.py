@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from bisls._check import require
-from bisls.directions.base import Heading, State
-from bisls.vector import dot, norm
+from bisls._check import settle, whole_number
+from bisls.directions.base import Direction, Heading, State
+from bisls.states import Fields, flat
+from bisls.vector import Vector, dot, norm
 
 
 @dataclass(frozen=True)
-class LBFGS:
+class LBFGS(Direction):
     """Limited-memory BFGS: d = B h, B built from the last changes of point and gradient by the two-loop recursion.
 
     For problems whose loss does not change between calls (one batch for all). A pair without positive curvature is left
@@ -26,7 +27,7 @@ class LBFGS:
     history: int = 10
 
     def __post_init__(self) -> None:
-        require(self, "history", self.history >= 1, "must be at least 1")
+        settle(self, history=whole_number(1))
 
     def head(self, gradient: Tensor, point: Tensor, state: State) -> Heading:
         """The quasi-Newton direction."""
@@ -42,6 +43,12 @@ class LBFGS:
             d, moves, turns = gradient, moves[:0], turns[:0]
         kept = {"moves": moves, "turns": turns, "point": point.clone(), "gradient": gradient.clone()}
         return Heading(d, d, kept)
+
+    def keeps(self, vector: Vector | None) -> Fields:
+        """The pairs, and point and gradient of the last step."""
+        here = flat(vector)
+        pairs = replace(here, shape=((0, self.history), None if vector is None else vector.numel))
+        return Fields({"moves": pairs, "turns": pairs, "point": here, "gradient": here}, empty=True)
 
 
 def _two_loops(gradient: Tensor, moves: Tensor, turns: Tensor) -> Tensor:

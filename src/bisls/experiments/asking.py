@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from bisls.experiments.base import Config, RunRecord
@@ -35,6 +35,25 @@ def spread(seeds: Iterable[int], wanted: Mapping[Name, Config]) -> dict[Name, li
     """Each run with every seed, whatever its own."""
     each = tuple(seeds)
     return {name: [replace(config, seed=seed) for seed in each] for name, config in wanted.items()}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A method with constant steps, tuned.
+
+    Attributes:
+        pair: alpha and beta with the lowest final loss on the first seed.
+        tried: All pairs that were.
+        runs: The best pair, one run for each seed.
+    """
+
+    pair: Pair
+    tried: Collection[Pair]
+    runs: Sequence[RunRecord]
+
+    def __str__(self) -> str:
+        edge = at_edge(self.pair, self.tried)
+        return f"alpha = {self.pair[0]:g}, beta = {self.pair[1]:g} (best of {len(self.tried)} pairs{edge})"
 
 
 def at_edge(best: Pair, tried: Collection[Pair]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -14,6 +16,7 @@ from typing import Any
 import joblib
 import torch
 from joblib.externals.loky import get_reusable_executor
+from joblib.parallel import LokyBackend
 
 from bisls.experiments.base import Config, RunRecord
 
@@ -48,6 +51,32 @@ def run_one(config: Config) -> tuple[Config, RunRecord | Failure]:
             torch.set_num_threads(threads)
 
 
+def end_with(parent: int) -> None:
+    """End this process when its parent has ended, by a kill too: it would compute on for nobody, or wait for ever.
+
+    Args:
+        parent: The number of the process that started this one.
+    """
+    if os.name != "posix":  # elsewhere the number of the parent stays what it was
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watches the parent", daemon=True).start()
+
+
+class Workers(LokyBackend):  # type: ignore[misc]
+    """Processes of joblib that end with the process that started them."""
+
+    def configure(self, *arguments: Any, **options: Any) -> int:
+        """Have each worker watch, from its first moment on."""
+        workers: int = super().configure(*arguments, initializer=end_with, initargs=(os.getpid(),), **options)
+        return workers
+
+
 class Pool:
     """Makes runs; a context, so that processes and connections are closed with it.
 
@@ -71,8 +100,7 @@ class Pool:
         elif self.backend == "ray":
             self._open_ray()
         elif self.jobs > 1:
-            config = joblib.parallel_config(backend="loky", n_jobs=self.jobs, inner_max_num_threads=1)
-            self._opened.enter_context(config)
+            self._opened.enter_context(joblib.parallel_config(Workers(inner_max_num_threads=1), n_jobs=self.jobs))
         return self
 
     def __exit__(self, *error: object) -> None:

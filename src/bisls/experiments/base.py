@@ -8,7 +8,7 @@ import platform
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,8 +18,11 @@ import torch
 
 from bisls._version import __version__
 from bisls.outcome import Panel, Pictures, Verdict
+from bisls.parts import identity
 
-REVISION = 1  # raised when the meaning of a configuration changes, so that older runs are not taken for new ones
+REVISION = (
+    2  # raised when the meaning of a configuration or a default changes, so that older runs are not taken for new ones
+)
 SCALES = ("smoke", "quick", "paper")
 SEEDS = {"smoke": 1, "quick": 1, "paper": 5}
 
@@ -48,15 +51,19 @@ class RunRecord:
         """A curve as an array."""
         return np.array(self.curves[name], dtype=float)
 
+    def first(self, name: str) -> float:
+        """Where a curve began; infinite where it has no points."""
+        return float(self.curves[name][0]) if self.curves[name] else float("inf")
+
     def last(self, name: str) -> float:
-        """Where a curve ended; infinite where the run ended early or the curve in a value that is not finite."""
-        value = float(self.curves[name][-1])
+        """Where a curve ended; infinite where the run ended early, or the curve in a value that is not finite or nowhere."""
+        value = float(self.curves[name][-1]) if self.curves[name] else float("inf")
         return value if not self.error and np.isfinite(value) else float("inf")
 
 
 @dataclass(frozen=True)
 class Config(ABC):
-    """What a run depends on: all of it, and checked. Subclasses are frozen dataclasses of plain values with a ``kind``."""
+    """What a run depends on: all of it, and checked. Subclasses are frozen dataclasses of plain values and parts."""
 
     kind: ClassVar[str]
     seed: int
@@ -71,14 +78,28 @@ class Config(ABC):
         """About how long it takes, in seconds on one core: long runs go first, and the time left is told by it."""
 
     def described(self) -> dict[str, Any]:
-        """The fields as plain values."""
-        return {"kind": self.kind, **asdict(self)}
+        """The fields: plain values as they are, parts as text, classes by name."""
+        return {"kind": self.kind, **{f.name: _plain(getattr(self, f.name)) for f in fields(self)}}
+
+    def set(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, described."""
+        described = self.described()
+        return {f.name: described[f.name] for f in fields(self) if getattr(self, f.name) != f.default}
 
     @property
     def key(self) -> str:
-        """A name for the run: the same for the same configuration, and for no other."""
-        text = json.dumps([self.described(), __version__, REVISION], sort_keys=True)
+        """A name for the run: the same for the same configuration, and for no other.
+
+        What equals a default has no part in it: a new option keeps the runs that were made without it.
+        """
+        text = json.dumps([self.kind, self.set(), __version__, REVISION], sort_keys=True)
         return f"{self.kind}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return value.__name__ if isinstance(value, type) else identity(value)
 
 
 @dataclass(frozen=True)
@@ -144,15 +165,21 @@ class Figure:
 
 
 def from_json(config: Mapping[str, Any], raw: Mapping[str, Any]) -> RunRecord:
-    """A record as the store has it."""
+    """A record as the store has it.
+
+    Raises:
+        ValueError: It is none; or a KeyError, a TypeError or an AttributeError, as it comes.
+    """
+    if not isinstance(raw["error"], str) or not isinstance(raw["facts"], Mapping):
+        raise TypeError("error must be a text, and facts must have names")
     curves = {name: tuple(float(v) for v in values) for name, values in raw["curves"].items()}
     numbers = {name: float(v) for name, v in raw["numbers"].items()}
     return RunRecord(config, curves, numbers, raw["error"], raw["facts"])
 
 
-def to_json(record: RunRecord) -> str:
-    """A record as text; what is not finite is written by name."""
-    content = {f.name: getattr(record, f.name) for f in fields(record)}
+def to_json(record: RunRecord, key: str = "") -> str:
+    """A record as text, with the name of its configuration; what is not finite is written by name."""
+    content = {f.name: getattr(record, f.name) for f in fields(record)} | ({"key": key} if key else {})
     content["curves"] = {name: [_word(v) for v in values] for name, values in record.curves.items()}
     content["numbers"] = {name: _word(v) for name, v in record.numbers.items()}
     return json.dumps(content, allow_nan=False)

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from bisls.experiments.asking import Pair, at_edge, gather, over_seeds
+from bisls.directions import Steepest
+from bisls.experiments.asking import Pair, Tuned, gather, over_seeds
 from bisls.experiments.base import Config, Plan, RunRecord
-from bisls.experiments.bilevel import BilevelRun, make_task
+from bisls.experiments.bilevel import DEFAULT, OWN, Distillation, constant
 from bisls.experiments.drawing import curve, limits
+from bisls.experiments.evidence import if_progressed, initial
 from bisls.experiments.judging import at_most, mean, ours, show
-from bisls.experiments.progress import begun, earned
+from bisls.experiments.method import Method
+from bisls.hypergrad import Implicit
+from bisls.linear import Identity, Neumann
+from bisls.methods import Alternating, BiSLS, BiSPS
 from bisls.outcome import Judgement, Panel, Pictures, Series, Verdict
+from bisls.solver import Solver
+from bisls.steps import Constant, Decay
 from bisls.tasks import Batches
 
-DEFAULT = "default"
-OURS = "BiSLS, nothing set"
 LOWER = 1e-4  # the paper's lower step wherever it fixes one
-SEARCH = (10.0, 100.0)  # where the paper's searches begin, above and below
+IDENTITY, NEUMANN = Implicit(Identity()), Implicit(Neumann(terms=10))
+CONSTANT = {
+    "Adam": Method(Alternating, hypergrad=IDENTITY),
+    "SGD": Method(Alternating, direction=Steepest(), hypergrad=IDENTITY),
+}
 
 FURTHER = 3  # how often a grid may be extended
 
@@ -30,24 +38,27 @@ Groups = Mapping[str, Sequence[RunRecord]]
 Pairs = Sequence[Pair]
 
 
-def distillation(plan: Plan, seed: int, method: str, **settings: Any) -> BilevelRun:
+def distillation(plan: Plan, seed: int, method: Method[Solver], **settings: Any) -> Distillation:
     """A run at the scale of the plan: 3000 iterations at full scale, 300 at the quick one; ten real pictures a batch, T = 20."""
     own: dict[str, Any] = {
-        "task": "distillation",
         "data": plan.pick("digits", "mnist", "mnist"),
-        "method": method,
         "steps": plan.pick(6, 300, 3000),
         "every": plan.pick(3, 50, 100),
         "batch": 10,
         "lower_iters": plan.pick(4, 20, 20),
-        "max_checks": plan.pick(20, 200, 200),
-        "linear": "identity",
     }
-    if method == DEFAULT:
-        own |= {"linear": "cg", "terms": 0}
-    if method == "bisls-sgd":
-        own |= {"alpha": SEARCH[0], "beta": SEARCH[1]}
-    return BilevelRun(seed, **{**own, **settings})
+    return Distillation(seed, method, **{**own, **settings})
+
+
+def seeds(plan: Plan, method: Method[Solver], **settings: Any) -> list[Distillation]:
+    """A run for every seed."""
+    return [distillation(plan, seed, method, **settings) for seed in plan.each_seed]
+
+
+def searched(plan: Plan, **settings: Any) -> Method[Solver]:
+    """BiSLS-SGD: the paper's searches from alpha_b0 = 10 and beta_b0 = 100."""
+    own = {"direction": Steepest(), "hypergrad": IDENTITY, "max_checks": plan.pick(20, 200, 200)}
+    return Method(BiSLS.paper, **{**own, **settings})
 
 
 def ceilings(plan: Plan) -> tuple[float, ...]:
@@ -55,40 +66,18 @@ def ceilings(plan: Plan) -> tuple[float, ...]:
     return plan.pick((10.0, 100.0), (10.0, 50.0, 100.0, 1000.0), (10.0, 50.0, 100.0, 500.0, 1000.0))
 
 
-def enveloped(plan: Plan, method: str, alpha: float, **settings: Any) -> list[BilevelRun]:
-    """BiSPS or decaying SGD from alpha_b0, with the lower step fixed, for every seed: the same runs in every figure."""
-    fixed = {"alpha": alpha, "beta": LOWER, "lower": "constant", **settings}
-    return [distillation(plan, seed, method, **fixed) for seed in plan.each_seed]
+def polyak(alpha: float, **settings: Any) -> Method[Solver]:
+    """BiSPS from alpha_b0, with the paper's lower step."""
+    return Method(BiSPS, **{"alpha": alpha, "hypergrad": IDENTITY, "lower_step": Constant(LOWER), **settings})
 
 
-def seeds(plan: Plan, method: str, **settings: Any) -> list[BilevelRun]:
-    """A run for every seed."""
-    return [distillation(plan, seed, method, **settings) for seed in plan.each_seed]
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The best constant steps of a grid.
-
-    Attributes:
-        alpha: The upper one.
-        beta: The lower one.
-        pairs: All that were tried.
-        runs: The runs with the best pair, one for each seed.
-    """
-
-    alpha: float
-    beta: float
-    pairs: Pairs
-    runs: Sequence[RunRecord]
-
-    def __str__(self) -> str:
-        edge = at_edge((self.alpha, self.beta), self.pairs)
-        return f"alpha {self.alpha:g}, beta {self.beta:g} (best of {len(self.pairs)} pairs{edge})"
+def decaying(alpha: float, **settings: Any) -> Method[Solver]:
+    """SGD with the ceiling of BiSPS for its steps."""
+    return CONSTANT["SGD"].but(upper_step=Decay(alpha), lower_step=Constant(LOWER), **settings)
 
 
 def tuned(
-    plan: Plan, grids: Mapping[str, tuple[str, Pairs]], **settings: Any
+    plan: Plan, grids: Mapping[str, tuple[Method[Solver], Pairs]], **settings: Any
 ) -> Generator[Sequence[Config], Sequence[RunRecord], dict[str, Tuned]]:
     """Constant steps: each pair of a grid on the first seed, then the pair that ends lowest on all of them.
 
@@ -97,24 +86,23 @@ def tuned(
 
     Args:
         plan: The scale.
-        grids: For each name the method ("sgd" or "adam") and pairs of alpha and beta.
+        grids: For each name the method and pairs of alpha and beta.
         settings: The same for all runs.
     """
+
+    def run(name: str, pair: Pair) -> Distillation:
+        return distillation(plan, 0, constant(grids[name][0], *pair), **settings)
+
     ends: dict[str, dict[Pair, float]] = {name: {} for name in grids}
     wanted = {name: list(pairs) for name, (_, pairs) in grids.items()}
     for left in reversed(range(1 if plan.scale == "smoke" else 1 + FURTHER)):
-        asked = {
-            (name, a, b): [distillation(plan, 0, grids[name][0], alpha=a, beta=b, **settings)]
-            for name, pairs in wanted.items()
-            for a, b in pairs
-        }
-        for (name, a, b), runs in (yield from gather(asked)).items():
-            ends[name][a, b] = finals(runs)[0]
+        asked = {(name, pair): [run(name, pair)] for name, pairs in wanted.items() for pair in pairs}
+        for (name, pair), runs in (yield from gather(asked)).items():
+            ends[name][pair] = finals(runs)[0]
         wanted = {name: beyond(own) if left else [] for name, own in ends.items()}
     best = {name: best_of(own) for name, own in ends.items()}
-    again = {name: distillation(plan, 0, grids[name][0], alpha=a, beta=b, **settings) for name, (a, b) in best.items()}
-    chosen = yield from over_seeds(plan.each_seed, again)
-    return {name: Tuned(*best[name], tuple(ends[name]), chosen[name]) for name in grids}
+    chosen = yield from over_seeds(plan.each_seed, {name: run(name, pair) for name, pair in best.items()})
+    return {name: Tuned(best[name], tuple(ends[name]), chosen[name]) for name in grids}
 
 
 def best_of(ends: Mapping[Pair, float]) -> Pair:
@@ -135,19 +123,19 @@ def beyond(ends: Mapping[Pair, float]) -> list[Pair]:
     return [(float(f"{step:.6g}"), beta) for step in steps]
 
 
-def grid(plan: Plan, method: str, beta: float | None = None) -> Pairs:
-    """Pairs of constant steps for SGD or Adam; with ``beta`` only those that have it.
+def grid(plan: Plan, name: str, beta: float | None = None) -> Pairs:
+    """Pairs of constant steps for "SGD" or "Adam"; with ``beta`` only those that have it.
 
     A lower step as small as the paper's wants larger upper ones, so that the pairs are no product of two lists.
     """
     small = {
-        "sgd": plan.pick((10.0,), (1.0, 10.0, 100.0), (0.1, 1.0, 10.0, 100.0, 1000.0)),
-        "adam": plan.pick((0.1,), (0.01, 0.1, 1.0), (0.001, 0.01, 0.1, 1.0, 10.0)),
-    }[method]
+        "SGD": plan.pick((10.0,), (1.0, 10.0, 100.0), (0.1, 1.0, 10.0, 100.0, 1000.0)),
+        "Adam": plan.pick((0.1,), (0.01, 0.1, 1.0), (0.001, 0.01, 0.1, 1.0, 10.0)),
+    }[name]
     usual = {
-        "sgd": plan.pick((1.0,), (0.1, 1.0, 10.0), (0.01, 0.1, 1.0, 10.0, 100.0)),
-        "adam": plan.pick((0.01,), (0.001, 0.01, 0.1), (0.0001, 0.001, 0.01, 0.1, 1.0)),
-    }[method]
+        "SGD": plan.pick((1.0,), (0.1, 1.0, 10.0), (0.01, 0.1, 1.0, 10.0, 100.0)),
+        "Adam": plan.pick((0.01,), (0.001, 0.01, 0.1), (0.0001, 0.001, 0.01, 0.1, 1.0)),
+    }[name]
     betas = plan.pick((0.3,), (0.3,), (0.01, 0.1, 0.3, 1.0))
     pairs = [(alpha, LOWER) for alpha in small] + [(alpha, b) for b in betas for alpha in usual]
     return [pair for pair in pairs if beta is None or pair[1] == beta]
@@ -166,7 +154,7 @@ def exacts(records: Sequence[RunRecord]) -> list[float]:
 def losses(title: str, lines: Groups, default: Sequence[RunRecord], alt: str, dashed: Sequence[str] = ()) -> Panel:
     """The validation loss of several methods and of the default."""
     series: list[Series] = [curve(name, runs, "loss", dashed=name in dashed) for name, runs in lines.items()]
-    series.append(curve(OURS, default, "loss", ours=True))
+    series.append(curve(OWN, default, "loss", ours=True))
     return Panel(
         title,
         "upper iteration",
@@ -187,13 +175,13 @@ def own_verdicts(default: Sequence[RunRecord], groups: Groups, where: str = "of 
         numbers = f"default {show(mean(value(default)))}, best ({best}) {show(mean(ends[best]))}"
         statement = f"The default with nothing set ends at or below the best method {where}: {shown}"
         judgement = at_most(value(default), ends[best])
-        verdicts.append(ours(statement, earned(judgement, begun(default), value(default)), numbers))
+        verdicts.append(ours(statement, if_progressed(judgement, initial(default), value(default)), numbers))
     return tuple(verdicts)
 
 
 def learnt(judgement: Judgement, records: Sequence[RunRecord]) -> Judgement:
     """What holds in favour of runs that got nowhere is undecided."""
-    return earned(judgement, begun(records), finals(records))
+    return if_progressed(judgement, initial(records), finals(records))
 
 
 @cache
@@ -202,7 +190,7 @@ def reference(data: str, seed: int = 0) -> float:
 
     The means are of the pictures that the upper level sees.
     """
-    task = make_task(BilevelRun(seed, task="distillation", data=data))
+    task = Distillation(seed, DEFAULT, data).task()
     source = task.upper_data
     images, labels = source.tensors if isinstance(source, Batches) else source
     learnt = task.problem.x.tensors[0]
@@ -212,15 +200,23 @@ def reference(data: str, seed: int = 0) -> float:
 
 
 def album(title: str, record: RunRecord) -> Pictures:
-    """The learnt pictures, each from its darkest to its brightest value."""
-    images = []
-    for flat in record.curve("pictures").reshape(10, -1):
+    """The learnt pictures, each from its darkest to its brightest value; none where the run was lost before it had any."""
+    images, learnt = [], learnt_pictures(record)
+    side = round(learnt.shape[1] ** 0.5)
+    if not side or side * side != learnt.shape[1]:
+        return Pictures(title, (), ())
+    for flat in learnt:
         flat = np.nan_to_num(flat)
         low, high = flat.min(), flat.max()
-        side = round(len(flat) ** 0.5)
         grey = np.round((flat - low) / (high - low if high > low else 1.0), 3).reshape(side, side)
         images.append(tuple(tuple(row) for row in grey.tolist()))
     return Pictures(title, tuple(images), tuple(str(digit) for digit in range(10)))
+
+
+def learnt_pictures(record: RunRecord) -> np.ndarray:
+    """The ten learnt pictures as rows; rows without numbers where there are no ten of one size."""
+    values = record.curve("pictures")
+    return values.reshape(10, -1) if len(values) % 10 == 0 else np.empty((10, 0))
 
 
 def recognised(learnt: np.ndarray, means: np.ndarray) -> int:

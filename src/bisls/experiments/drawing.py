@@ -33,14 +33,16 @@ def curve(
         points: Draw marks.
         smooth: Average over so many neighbours (for step sizes and checks, which jump).
     """
-    longest = max(len(record.curves[y]) for record in records)
+    longest = max((len(record.curves[y]) for record in records), default=0)
+    if not longest:  # runs that were lost before their first value
+        return Series(label, (), (), ours=ours, dashed=dashed, points=points)
     values = np.full((len(records), longest), np.nan)
     for row, record in zip(values, records, strict=True):
         found = record.curve(y)
         row[: len(found)] = np.where(np.isfinite(found), found, np.nan)
     if smooth > 1:
         edges = np.array_split(np.arange(longest), max(1, longest // smooth))
-        values = np.stack([np.nanmean(values[:, edge], axis=1) for edge in edges], axis=1)
+        values = np.stack([_mean(values[:, edge]) for edge in edges], axis=1)
         places = np.array([edge.mean() + 1 for edge in edges])
     elif x is None:
         places = np.arange(1, longest + 1, dtype=float)
@@ -58,6 +60,12 @@ def curve(
         dashed=dashed,
         points=points,
     )
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """The mean of each row but for its gaps, and a gap where there is nothing else."""
+    there = ~np.isnan(values)
+    return np.where(there.any(axis=1), np.nansum(values, axis=1) / np.maximum(there.sum(axis=1), 1), np.nan)
 
 
 def dots(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from math import ceil, isfinite, sqrt
 from typing import Any, ClassVar
@@ -27,19 +27,23 @@ from bisls._check import require
 from bisls.directions import Steepest
 from bisls.experiments.base import Config, RunRecord, versions
 from bisls.experiments.theorems import FiniteSum, Noisy, convex, strongly_convex
-from bisls.hypergrad import StochasticNeumann
+from bisls.hypergrad import Hypergradient, HypergradientMethod, StochasticNeumann
+from bisls.linear.base import State
 from bisls.methods import Alternating, BiSLS, BiSPS
 from bisls.optim import LineOptimizer
+from bisls.oracle import Oracle
 from bisls.outcome import Judgement
 from bisls.solver import Solver
 from bisls.steps import Constant
+
+Rule = type[LineOptimizer] | type[Solver]
 
 FIRST = 5  # the smallest K looked at is 2^FIRST
 OCTAVES = 4  # slopes are taken over the last so many doublings of K: a rate says nothing about the start
 ALLOWED, LARGE = 0.05, 0.1  # above the exponent, and as a standard error
 EXPONENTS = {1: -0.5, 2: -1.0, 3: -0.5}
-SINGLE, UPPER = ("SPSB", "SLSB", "SPSMax", "Auto"), ("BiSPS", "constant", "BiSLS")
-CONTROLS, DEFAULTS = ("SPSMax", "constant"), ("Auto", "BiSLS")
+CONTROLS: tuple[Rule, ...] = (optim.SPSMax, Alternating)
+DEFAULTS: tuple[Rule, ...] = (optim.Auto, BiSLS)
 
 
 @cache
@@ -59,8 +63,8 @@ class RateRun(Config):
 
     Attributes:
         theorem: 1, 2 or 3.
-        rule: "SPSB" and "SLSB" for Theorems 1 and 2, "BiSPS" for Theorem 3; "SPSMax" and "constant" are controls, whose ceiling
-            or step does not decay; "Auto" and "BiSLS" are this package's defaults, with nothing set.
+        rule: `SPSB` and `SLSB` for Theorems 1 and 2, `BiSPS` for Theorem 3; `SPSMax` and `Alternating` are controls, whose
+            ceiling or step does not decay; `Auto` and `BiSLS` are this package's defaults, with nothing set.
         samples: 2, as the theorems ask, or 1.
         steps: K.
         convex: Whether F is (Theorem 3).
@@ -70,7 +74,7 @@ class RateRun(Config):
 
     kind: ClassVar[str] = "rate"
     theorem: int = 1
-    rule: str = "SPSB"
+    rule: Rule = optim.SPSB
     samples: int = 2
     steps: int = 2**10
     convex: bool = True
@@ -79,10 +83,9 @@ class RateRun(Config):
 
     def __post_init__(self) -> None:
         require(self, "theorem", self.theorem in EXPONENTS, "must be 1, 2 or 3")
-        rules = UPPER if self.theorem == 3 else SINGLE
-        require(self, "rule", self.rule in rules, f"must be one of {', '.join(rules)} for theorem {self.theorem}")
-        two = self.samples == 2 and self.rule in ("SPSB", "SLSB", "BiSPS")
-        require(self, "samples", self.samples == 1 or two, "must be 1, or 2 for SPSB, SLSB and BiSPS")
+        fits = issubclass(self.rule, Solver) == (self.theorem == 3)
+        require(self, "rule", fits, f"must be a {'Solver' if self.theorem == 3 else 'LineOptimizer'} for this theorem")
+        require(self, "samples", self.samples in (1, 2), "must be 1 or 2")
         require(self, "steps", self.steps >= 2**FIRST, f"must be at least {2**FIRST}")
         require(self, "lower_iters", self.lower_iters >= 0, "must be at least 0")
 
@@ -122,19 +125,19 @@ class RateRun(Config):
 
     def optimizer(self, x: Tensor) -> LineOptimizer:
         """The single-level rule."""
-        if self.rule == "Auto":
-            return optim.Auto([x])
-        numbers: dict[str, Any] = {"lr": self.settings()["gamma_b0"], "c": self.settings()["c"]}
-        if self.rule == "SPSMax":
-            return optim.SPSMax([x], **numbers)
-        rule = optim.SPSB if self.rule == "SPSB" else optim.SLSB
-        return rule([x], **numbers, power=-EXPONENTS[self.theorem])
+        settings: dict[str, Any] = {}
+        if self.rule not in DEFAULTS:
+            settings = {"lr": self.settings()["gamma_b0"], "c": self.settings()["c"]}
+        if self.rule in (optim.SPSB, optim.SLSB):
+            settings["power"] = -EXPONENTS[self.theorem]
+        assert issubclass(self.rule, LineOptimizer)
+        return self.rule([x], **settings)
 
     def _single(self) -> tuple[list[float], dict[str, int]]:
         """f(mean iterate) - f*; Auto has a mean of its own."""
         problem, rng = self.sum(), np.random.default_rng(self.seed)
         x = (self.start * problem.best).requires_grad_()
-        optimizer, automatic = self.optimizer(x), self.rule == "Auto"
+        optimizer, automatic = self.optimizer(x), self.rule is optim.Auto
         picks = rng.integers(len(problem.rows), size=(self.steps, 2)).tolist()
         total, count, gaps, checks = torch.zeros_like(problem.best), 0, [], 0
         begin, seen = self.settings()["mean_from"], marks(self.steps)
@@ -154,18 +157,18 @@ class RateRun(Config):
                 optimizer.train()
         return gaps, {"gradients": self.samples * self.steps, "values": checks}
 
-    def solver(self, task: Noisy) -> Solver:
+    def solver(self, task: Noisy, draws: Iterator[tuple[int, int]]) -> Solver:
         """The bi-level method."""
         settings = self.settings()
-        if self.rule == "BiSLS":
+        if self.rule is BiSLS:
             return BiSLS(task.problem)
         parts: dict[str, Any] = {
             "direction": Steepest(),
-            "hypergrad": StochasticNeumann(int(settings["terms"]), task.curvature),
+            "hypergrad": Independent(StochasticNeumann(int(settings["terms"]), task.curvature), draws),
             "lower_iters": int(settings["T"]),
         }
         alpha, beta = settings["alpha"], settings["beta"]
-        if self.rule == "constant":
+        if self.rule is Alternating:
             upper, lower = Constant(alpha), Constant(1 / task.curvature)
             return Alternating(task.problem, upper_step=upper, lower_step=lower, **parts)
         return BiSPS(task.problem, self.samples, alpha=alpha, alpha_floor=alpha / 2, beta=beta, c=0.5, **parts)
@@ -173,17 +176,34 @@ class RateRun(Config):
     def _upper(self) -> tuple[list[float], dict[str, int]]:
         """The mean of ||grad F(x_k)||^2 over k < K."""
         task, rng = Noisy(self.convex), np.random.default_rng(self.seed)
-        solver, draws = self.solver(task), _pairs(rng, len(task.noise))
+        draws = _pairs(rng, len(task.noise))
+        solver = self.solver(task, draws)
         total, means = 0.0, []
         for k in range(self.steps):
             total += float(task.gradient(task.x).square().sum())
             i, j = rng.integers(len(task.targets), size=2).tolist()
-            # a search must see the same sample on both sides of its test, so it is given samples and not their source
-            lower = [next(draws) for _ in range(solver.lower_iters)] if self.rule == "BiSLS" else draws
+            lower = [next(draws) for _ in range(solver.lower_iters)]
             solver.step(i, lower, step_batch=j if self.samples == 2 else None)
             if k + 1 in marks(self.steps):
                 means.append(total / (k + 1))
         return means, asdict(solver.oracle.cost)
+
+
+@dataclass(frozen=True)
+class Independent(HypergradientMethod):
+    """A hypergradient method on lower samples of its own, which no lower step has seen, as Theorem 3 has it.
+
+    Args:
+        method: Draws as many as it wants.
+        draws: Samples without end.
+    """
+
+    method: HypergradientMethod
+    draws: Iterator[Any] = field(repr=False)
+
+    def estimate(self, oracle: Oracle, upper_batch: Any, lower_batch: Any, state: State) -> Hypergradient:
+        """That of the method, whatever the lower steps saw."""
+        return self.method.estimate(oracle, upper_batch, self.draws, state)
 
 
 def _pairs(rng: np.random.Generator, n: int) -> Iterator[tuple[int, int]]:
@@ -230,6 +250,8 @@ def fit(ks: np.ndarray, values: np.ndarray, octaves: int = OCTAVES) -> Fit:
         values: Seeds by K.
         octaves: How many doublings of K, up to the last one.
     """
+    if len(ks) < 2 or not (ks > 0).all():  # runs that were lost
+        return Fit(float("nan"), float("nan"), float("nan"))
     kept = ks >= ks[-1] / 2**octaves
     ks, values = np.log(ks[kept]), values[:, kept]
 

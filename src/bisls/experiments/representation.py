@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import inf, isfinite
 from typing import Any
 
 import numpy as np
 
-from bisls.experiments.asking import Pair, at_edge, gather, over_seeds, spread
+from bisls.directions import Adam, Direction, Steepest
+from bisls.experiments.asking import Pair, Tuned, gather, over_seeds, spread
 from bisls.experiments.base import Config, Plan, RunRecord
-from bisls.experiments.bilevel import BilevelRun, describe
+from bisls.experiments.bilevel import DEFAULT, OWN, Representation, constant, describe, shown_restart
 from bisls.experiments.drawing import curve
+from bisls.experiments.evidence import if_progressed, initial, progressed
 from bisls.experiments.judging import alike, at_most, claim, listed, mean, ours, show
-from bisls.experiments.progress import begun, earned, somewhere
+from bisls.experiments.method import Method
+from bisls.hypergrad import Implicit
+from bisls.linear import CG
+from bisls.methods import Alternating, BiSLS
 from bisls.outcome import Judgement, Panel, Verdict
+from bisls.solver import Solver
+from bisls.steps import Grow, Restart
 
-DEFAULT = "default"
-OWN = "BiSLS, nothing set"  # what the legends call it
-METHODS = {"BiSLS-SGD": "bisls-sgd", "BiSLS-Adam": "bisls-adam"}
+METHODS: dict[str, Direction] = {"BiSLS-SGD": Steepest(), "BiSLS-Adam": Adam(search_momentum=False)}
+CG10 = Implicit(CG(iters=10))
+CONSTANT = {
+    "adam": Method(Alternating, hypergrad=CG10),
+    "sgd": Method(Alternating, direction=Steepest(), hypergrad=CG10),
+}
 ALPHA, BETA = 10.0, 100.0  # alpha_b0 and beta_b0, where the paper's searches begin
 ALIKE = 0.25  # final losses are alike where the largest is at most 25 % above the smallest
 DIVERGED = 10.0
@@ -31,60 +40,40 @@ Groups = dict[str, list[RunRecord]]
 """Runs by name, one for each seed."""
 
 
-def representation(plan: Plan, seed: int, method: str, **settings: Any) -> BilevelRun:
+def representation(plan: Plan, seed: int, method: Method[Solver], **settings: Any) -> Representation:
     """A run at the scale of the plan: 1000 iterations at full scale, 60 at the quick one; the rest as the paper has it."""
     own: dict[str, Any] = {
-        "task": "representation",
         "data": plan.pick("digits", "mnist", "mnist"),
-        "method": method,
         "steps": plan.pick(4, 60, 1000),
         "every": plan.pick(2, 5, 20),
         "batch": plan.pick(32, 256, 256),
         "lower_iters": plan.pick(2, 10, 10),
-        "max_checks": plan.pick(10, 200, 200),
     }
-    if method == DEFAULT:
-        own["terms"] = 0
-    return BilevelRun(seed, **{**own, **settings})
+    return Representation(seed, method, **{**own, **settings})
 
 
-def search(plan: Plan, method: str = "bisls-adam", **settings: Any) -> BilevelRun:
-    """The paper's search from alpha_b0 = 10 and beta_b0 = 100, reset option 3 with eta = 2 at both levels."""
-    return representation(plan, 0, method, **{"alpha": ALPHA, "beta": BETA, **settings})
+def searched(plan: Plan, name: str = "BiSLS-Adam", **settings: Any) -> Method[Solver]:
+    """The paper's searches from alpha_b0 = 10 and beta_b0 = 100, reset option 3 with eta = 2 at both levels."""
+    own = {"direction": METHODS[name], "hypergrad": CG10, "restart": Grow(2.0), "max_checks": plan.pick(10, 200, 200)}
+    return Method(BiSLS.paper, **{"alpha": ALPHA, "beta": BETA, **own, **settings})
 
 
-def dear(plan: Plan, method: str, **settings: Any) -> BilevelRun:
-    """The same with reset option 1 below, which makes iterations dear: 20 of them at the quick scale.
+def restarting(plan: Plan, name: str, **settings: Any) -> Method[Solver]:
+    """The same with reset option 1 below.
 
-    There the lower search begins at 2, which is above all that it finds from 100, and saves 37 checks a lower step.
+    At smaller scales the lower search begins at 2, which is above all that it finds from 100, and saves 37 checks a lower step.
     """
+    return searched(plan, name, **{"beta": plan.pick(2.0, 2.0, BETA), "lower_restart": Restart(), **settings})
+
+
+def short(plan: Plan, method: Method[Solver], **settings: Any) -> Representation:
+    """A run beside those of `restarting`, whose iterations are expensive: 20 of them at the quick scale."""
     own: dict[str, Any] = {"steps": plan.pick(2, 20, 1000), "every": plan.pick(2, 5, 20)}
-    if method != DEFAULT:
-        own |= {"alpha": ALPHA, "beta": plan.pick(2.0, 2.0, BETA), "lower_reset": 1}
     return representation(plan, 0, method, **{**own, **settings})
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """A method with constant steps, tuned.
-
-    Attributes:
-        pair: alpha and beta with the lowest final loss on seed 0.
-        grid: The run of each pair that was tried.
-        runs: The best pair on all seeds.
-    """
-
-    pair: Pair
-    grid: Mapping[Pair, RunRecord]
-    runs: list[RunRecord]
-
-    def __str__(self) -> str:
-        edge = at_edge(self.pair, self.grid)
-        return f"alpha = {self.pair[0]:g}, beta = {self.pair[1]:g} (best of {len(self.grid)} pairs{edge})"
-
-
 def tuned(
-    plan: Plan, methods: Sequence[str] = ("adam", "sgd"), beside: Mapping[str, BilevelRun] | None = None
+    plan: Plan, methods: Sequence[str] = ("adam", "sgd"), beside: Mapping[str, Representation] | None = None
 ) -> Generator[Sequence[Config], Sequence[RunRecord], tuple[dict[str, Tuned], Groups]]:
     """Tune constant steps on seed 0 by the final loss, then run the best pair on all seeds.
 
@@ -93,25 +82,28 @@ def tuned(
 
     Args:
         plan: The scale.
-        methods: Of "adam" and "sgd".
+        methods: Names, of `CONSTANT`.
         beside: Other runs, which are asked for at the same time.
     """
+
+    def run(method: str, pair: Pair) -> Representation:
+        return representation(plan, 0, constant(CONSTANT[method], *pair))
+
     others = spread(plan.each_seed, beside or {})
     tried: dict[str, dict[Pair, RunRecord]] = {method: {} for method in methods}
     groups: Groups = {}
     wanted = [(method, pair) for method in methods for pair in first_pairs(plan, method)]
     while wanted or others:
-        asked = {(m, a, b): [representation(plan, 0, m, alpha=a, beta=b)] for m, (a, b) in wanted}
+        asked = {(method, pair): [run(method, pair)] for method, pair in wanted}
         found: dict[Any, list[RunRecord]] = yield from gather({**asked, **others})
         for method, pair in wanted:
-            (tried[method][pair],) = found[method, *pair]
+            (tried[method][pair],) = found[method, pair]
         groups |= {name: found[name] for name in others}
         others = {}
         wanted = [] if plan.scale == "smoke" else [(m, p) for m in methods for p in neighbours(m, tried[m])]
     best = {method: best_pair(grid) for method, grid in tried.items()}
-    again = {m: representation(plan, 0, m, alpha=a, beta=b) for m, (a, b) in best.items()}
-    runs = yield from over_seeds(plan.each_seed, again)
-    return {method: Tuned(best[method], tried[method], runs[method]) for method in methods}, groups
+    runs = yield from over_seeds(plan.each_seed, {method: run(method, pair) for method, pair in best.items()})
+    return {method: Tuned(best[method], tuple(tried[method]), runs[method]) for method in methods}, groups
 
 
 def first_pairs(plan: Plan, method: str) -> list[Pair]:
@@ -138,7 +130,7 @@ def finals(records: Sequence[RunRecord], name: str = "loss") -> list[float]:
     """Where the runs ended, one number for each seed; a loss of more than `DIVERGED` times the first counts as infinite."""
     values = [record.last(name) for record in records]
     if name == "loss":
-        return [v if v <= DIVERGED * r.curves[name][0] else inf for v, r in zip(values, records, strict=True)]
+        return [v if v <= DIVERGED * r.first(name) else inf for v, r in zip(values, records, strict=True)]
     return values
 
 
@@ -160,12 +152,12 @@ def similar(groups: Mapping[str, Sequence[RunRecord]], within: float = ALIKE) ->
     """Whether final losses are alike, and their ratio; undecided where no run got anywhere, for then all are alike in that."""
     ends = {name: finals(runs) for name, runs in groups.items()}
     judgement, ratio = alike(ends, within)
-    return (judgement if somewhere(begun(*groups.values()), *ends.values()) else Judgement.UNDECIDED), ratio
+    return (judgement if progressed(initial(*groups.values()), *ends.values()) else Judgement.UNDECIDED), ratio
 
 
 def learnt(judgement: Judgement, *groups: Sequence[RunRecord]) -> Judgement:
-    """What holds of runs of which none got somewhere is undecided."""
-    return earned(judgement, begun(*groups), *map(finals, groups))
+    """What holds of runs of which none got progressed is undecided."""
+    return if_progressed(judgement, initial(*groups), *map(finals, groups))
 
 
 def all_alike(what: str, groups: Mapping[str, Sequence[RunRecord]], within: float = ALIKE) -> Verdict:
@@ -206,22 +198,23 @@ def by_method(
     Returns:
         The runs by method and variant, those of the default, and a panel of validation losses for each method.
     """
-    wanted = {f"{m} {v}": dear(plan, METHODS[m], **settings) for m in METHODS for v, settings in variants.items()}
-    found = yield from over_seeds(plan.each_seed, {**wanted, DEFAULT: dear(plan, DEFAULT)})
+    wanted = {f"{m} {v}": short(plan, restarting(plan, m, **own)) for m in METHODS for v, own in variants.items()}
+    found = yield from over_seeds(plan.each_seed, {**wanted, OWN: short(plan, DEFAULT)})
     groups = {method: {name: found[f"{method} {name}"] for name in variants} for method in METHODS}
     panels = []
     for method, runs in groups.items():
         lines = [curve(name, one, "loss") for name, one in runs.items()]
-        lines.append(curve(OWN, found[DEFAULT], "loss", ours=True))
+        lines.append(curve(OWN, found[OWN], "loss", ours=True))
         alt = f"Validation loss of {method} against iterations, one curve for each of {', '.join(runs)}, and of the default"
         panels.append(Panel(method, "upper iteration", "validation loss", tuple(lines), yscale="log", alt=alt))
-    return groups, found[DEFAULT], tuple(panels)
+    return groups, found[OWN], tuple(panels)
 
 
-def describe_dear(plan: Plan, **names: str) -> dict[str, str]:
-    """The settings of the runs of `dear`."""
-    shown = dear(plan, "bisls-adam")
-    below = f"reset option 1 from beta_b0 = {shown.beta:g}"
-    if shown.beta != BETA:
-        below += f" (the paper's {BETA:g} costs {9.5 * np.log(BETA / (shown.beta or 1)):.0f} more checks a lower step)"
-    return describe(shown, **{"upper search": f"from alpha_b0 = {ALPHA:g}", "lower search": below, **names})
+def describe_restarting(plan: Plan, **names: str) -> dict[str, str]:
+    """The settings of the runs of `restarting`."""
+    method = restarting(plan, "BiSLS-Adam")
+    below = f"reset {shown_restart(method['lower_restart'])} from beta_b0 = {method['beta']:g}"
+    if method["beta"] != BETA:
+        below += f" (the paper's {BETA:g} costs {9.5 * np.log(BETA / method['beta']):.0f} more checks a lower step)"
+    searches = {"upper search": f"from alpha_b0 = {method['alpha']:g}", "lower search": below}
+    return describe(short(plan, method), **{**searches, **names})

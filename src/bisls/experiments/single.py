@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from math import ceil, cos, hypot, inf, isfinite, nan, pi, sin
@@ -17,21 +17,20 @@ from torch.nn.functional import softplus
 from bisls import optim
 from bisls._check import require
 from bisls.experiments.base import Config, RunRecord, versions
+from bisls.experiments.method import Method
 from bisls.optim import LineOptimizer
 from bisls.steps import Decay, StepRule
 
 ROWS = {"w8a": 49_749, "a9a": 32_561, "mushrooms": 8_124, "breast_cancer": 569}
-METHODS = ("sps_max", "decsps", "spsb", "sls", "slsb", "sgd-decay", "auto")
+SLS = Method(optim.SLS, shrink=0.9, grow=None)  # the paper's searches begin at the ceiling and shorten by w = 0.9
+SLSB = Method(optim.SLSB, shrink=0.9)
 KEPT = 2000  # longer curves of steps are thinned to about so many
 AWAY = 4.0  # how far from the optimum the quadratics begin
 FULL = 0.999  # from this share of the ceiling on, a step is said to be on it
 
 
-class DecayingSGD(LineOptimizer):
-    """gamma_b0 / sqrt(k + 1), whatever the loss does."""
-
-    def __init__(self, params: Any, lr: float):
-        super().__init__(params, {"lr": lr, "averaging": None, "maximize": False, "foreach": None})
+class DecayingSGD(optim.SPSMax):
+    """gamma_b0 / sqrt(k + 1), whatever the loss does; of the settings of `SPSMax` it has the ceiling alone."""
 
     def _rule(self, group: dict[str, Any]) -> StepRule:
         return Decay(group["lr"])
@@ -50,7 +49,7 @@ class Problem(Protocol):
         """The loss on a batch."""
         ...
 
-    def look(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """The loss on all data, and what else can be seen at x."""
         ...
 
@@ -87,7 +86,7 @@ class Quadratics:
         away = self.x - self.centres[batch]
         return 0.5 * away @ (self.hessians[batch] @ away)
 
-    def look(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """f, the distance to the optimum, and x itself relative to the optimum; in plain numbers, which is faster for two."""
         a, b = self.x.tolist()
         value = 0.0
@@ -120,7 +119,7 @@ class Logistic:
         return softplus(-(self.rows[batch] @ self.x)).mean()
 
     @torch.no_grad()
-    def look(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """The loss on all rows."""
         return {"loss": float(softplus(-(self.rows @ self.x)).mean())}
 
@@ -144,11 +143,9 @@ class SingleRun(Config):
     """One run.
 
     Attributes:
+        method: How it is solved.
         problem: "quadratics", or the data of a logistic regression: "w8a", "a9a", "mushrooms", "breast_cancer".
-        method: "sps_max", "decsps", "spsb", "sls", "slsb", "sgd-decay" (gamma / sqrt(k + 1)), "auto" (nothing set).
-        gamma: gamma_b0. None for "auto" alone.
-        c: 1 for the Polyak steps and 0.1 for the searches where it is None.
-        samples: 2 takes the step from an independent batch ("spsb", "slsb").
+        samples: 2 takes the step from an independent batch.
         steps: K; 0 where epochs are given.
         epochs: How often to go through the data.
         batch: Rows in a batch.
@@ -157,10 +154,8 @@ class SingleRun(Config):
     """
 
     kind: ClassVar[str] = "single"
+    method: Method[LineOptimizer]
     problem: str = "quadratics"
-    method: str = "auto"
-    gamma: float | None = None
-    c: float | None = None
     samples: int = 1
     steps: int = 0
     epochs: int = 0
@@ -170,15 +165,7 @@ class SingleRun(Config):
 
     def __post_init__(self) -> None:
         require(self, "problem", self.problem == "quadratics" or self.problem in ROWS, "is unknown")
-        require(self, "method", self.method in METHODS, f"must be one of {', '.join(METHODS)}")
-        given = self.gamma is not None and self.gamma > 0
-        require(self, "gamma", (self.method == "auto") != given, "must be positive, and None for auto alone")
-        bare = self.method in ("auto", "sgd-decay")
-        require(
-            self, "c", self.c is None or (self.c > 0 and not bare), "must be positive; auto and sgd-decay have none"
-        )
-        two = self.samples == 2 and self.method in ("spsb", "slsb")
-        require(self, "samples", self.samples == 1 or two, "must be 1, or 2 for spsb and slsb")
+        require(self, "samples", self.samples in (1, 2), "must be 1 or 2")
         known = self.steps >= 1 and self.epochs == 0
         require(self, "steps", known or (self.steps == 0 and self.epochs >= 1), "or epochs must be given, one of them")
         require(self, "epochs", self.epochs == 0 or self.problem != "quadratics", "is for data sets")
@@ -193,11 +180,11 @@ class SingleRun(Config):
     @property
     def work(self) -> float:
         """Seconds on one core, roughly."""
-        searches = self.method in ("sls", "slsb")
-        checks = 0.0 if not searches else 1.5 if (self.c or 0.1) < 0.9 else 50.0
+        searches = self.method.make in (optim.SLS, optim.SLSB)
+        checks = 0.0 if not searches else 1.5 if self.method["c"] < 0.9 else 50.0
         step = 4e-4 * self.samples + 2e-4 * checks
-        look = 1e-5 if self.problem == "quadratics" else 3e-7 * ROWS[self.problem]
-        return self.iterations * (step + look / self.every)
+        evaluation = 1e-5 if self.problem == "quadratics" else 3e-7 * ROWS[self.problem]
+        return self.iterations * (step + evaluation / self.every)
 
     def make(self) -> Problem:
         """The problem at its start."""
@@ -205,48 +192,32 @@ class SingleRun(Config):
             return Quadratics(self.seed, self.start)
         return Logistic(self.problem, self.batch)
 
-    def optimizer(self, x: Tensor) -> LineOptimizer:
-        """The method; the searches begin at the ceiling and shorten by w = 0.9, as the paper's do."""
-        if self.method == "auto":
-            return optim.Auto([x])
-        assert self.gamma is not None
-        gamma, polyak, search = self.gamma, self.c or 1.0, self.c or 0.1
-        make: dict[str, Callable[[], LineOptimizer]] = {
-            "sps_max": lambda: optim.SPSMax([x], gamma, polyak),
-            "decsps": lambda: optim.DecSPS([x], gamma, polyak),
-            "spsb": lambda: optim.SPSB([x], gamma, polyak),
-            "sls": lambda: optim.SLS([x], gamma, search, shrink=0.9, grow=None),
-            "slsb": lambda: optim.SLSB([x], gamma, search, shrink=0.9),
-            "sgd-decay": lambda: DecayingSGD([x], gamma),
-        }
-        return make[self.method]()
-
     def execute(self) -> RunRecord:
         """Run, evaluating every so often; Auto is evaluated where it says: at its average."""
         torch.manual_seed(self.seed)
         problem = self.make()
-        optimizer, steps = self.optimizer(problem.x), self.iterations
+        optimizer, steps = self.method([problem.x]), self.iterations
         # the judging batches come from a stream of their own: one and two samples see the same gradients
         ours, judging = (problem.batches(np.random.default_rng([self.seed, stream])) for stream in (1, 2))
         curves: dict[str, list[float]] = {}
         taken, checks, error = np.zeros(steps), 0, ""
 
-        def look(k: int) -> bool:
+        def evaluate(k: int) -> bool:
             optimizer.eval()
-            seen = {"k": float(k), **problem.look()}
+            seen = {"k": float(k), **problem.evaluate()}
             optimizer.train()
             for name, value in seen.items():
                 curves.setdefault(name, []).append(value)
             return isfinite(seen["loss"])
 
         began = time.process_time()
-        look(0)
+        evaluate(0)
         for k in range(steps):
             closure = partial(problem.loss, next(ours))
             optimizer.step(closure, partial(problem.loss, next(judging)) if self.samples == 2 else None)
             taken[k] = optimizer.last_step_size
             checks += optimizer.last_checks
-            if ((k + 1) % self.every == 0 or k + 1 == steps) and not look(k + 1):
+            if ((k + 1) % self.every == 0 or k + 1 == steps) and not evaluate(k + 1):
                 error, taken = f"the loss is not finite after {k + 1} steps", taken[: k + 1]
                 break
         seconds = time.process_time() - began
@@ -259,10 +230,10 @@ class SingleRun(Config):
 
     def ceiling(self, steps: int) -> np.ndarray | None:
         """What no step exceeds: gamma_b0 for SPS_max and SLS, gamma_b0 / sqrt(k + 1) for the others, None for Auto."""
-        if self.gamma is None:
+        if self.method.make is optim.Auto:
             return None
-        power = 0.0 if self.method in ("sps_max", "sls") else -0.5
-        return self.gamma * np.arange(1.0, steps + 1) ** power
+        power = 0.0 if self.method.make in (optim.SPSMax, optim.SLS) else -0.5
+        return self.method["lr"] * np.arange(1.0, steps + 1) ** power
 
 
 def stepping(steps: np.ndarray, ceiling: np.ndarray | None) -> dict[str, float]:

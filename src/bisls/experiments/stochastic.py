@@ -9,32 +9,48 @@ from typing import Any
 
 import numpy as np
 
+from bisls import optim
 from bisls.experiments.base import Plan, RunRecord
 from bisls.experiments.drawing import curve
 from bisls.experiments.judging import show
-from bisls.experiments.single import SingleRun
+from bisls.experiments.method import Method
+from bisls.experiments.single import SLS, SLSB, DecayingSGD, SingleRun
+from bisls.optim import LineOptimizer
 from bisls.outcome import Judgement, Series
 
 AUTO = "Auto, nothing set"
 CEILING = 1000.0  # gamma_b0 of the paper's figures on w8a
+METHODS: dict[str, Method[LineOptimizer]] = {
+    "SPS_max": Method(optim.SPSMax),
+    "SLS": SLS,
+    "DecSPS": Method(optim.DecSPS),
+    "SPSB": Method(optim.SPSB),
+    "SLSB": SLSB,
+    "decaying SGD": Method(DecayingSGD),
+    AUTO: Method(optim.Auto),
+}
 
 Groups = Mapping[str, Sequence[RunRecord]]
 
 
-def classification(plan: Plan, seed: int, method: str, **settings: Any) -> SingleRun:
+def classification(plan: Plan, seed: int, method: Method[LineOptimizer], **settings: Any) -> SingleRun:
     """Logistic regression at the scale of the plan: w8a, 35 epochs, batches of 100; a few steps of a small set for "smoke"."""
     own: dict[str, Any] = {
         "problem": plan.pick("breast_cancer", "w8a", "w8a"),
-        "method": method,
-        "gamma": None if method == "auto" else CEILING,
         "epochs": plan.pick(3, 35, 35),
         "batch": plan.pick(20, 100, 100),
         "every": plan.pick(5, 50, 50),
     }
-    return SingleRun(seed, **{**own, **settings})
+    return SingleRun(seed, method, **{**own, **settings})
 
 
-def described(config: SingleRun, **names: Any) -> dict[str, str]:
+def under(ceiling: float, *names: str) -> dict[str, Method[LineOptimizer]]:
+    """Methods by name, under a ceiling; Auto has none. "..., two samples" is the same method."""
+    found = {name: METHODS[name.removesuffix(", two samples")] for name in names}
+    return {name: method if name == AUTO else method.but(lr=ceiling) for name, method in found.items()}
+
+
+def describe(config: SingleRun, **names: Any) -> dict[str, str]:
     """What the page says of the settings of a figure on logistic regression."""
     shown = {
         "task": f"logistic regression on {config.problem}, no bias, no penalty, from zero; batches of {config.batch}",
@@ -58,20 +74,23 @@ def early(record: RunRecord, name: str = "distance") -> float:
 def settling(record: RunRecord, name: str = "distance") -> float:
     """Where a curve is in its last tenth, as a share of where it was in its second tenth."""
     values = record.curve(name)
-    return _mean(record, values, 0.9, 1.0) / _mean(record, values, 0.1, 0.2)
+    now, before = _mean(record, values, 0.9, 1.0), _mean(record, values, 0.1, 0.2)
+    return now / before if before else float("nan")
 
 
 def _mean(record: RunRecord, values: np.ndarray, start: float, end: float) -> float:
     last = len(values)
+    if record.error or not last:
+        return float("inf")
     begin = min(int(start * last), last - 1)
     part = values[begin : max(begin + 1, int(end * last))]
-    return float(part.mean()) if not record.error and np.isfinite(part).all() else float("inf")
+    return float(part.mean()) if np.isfinite(part).all() else float("inf")
 
 
 def wobble(record: RunRecord, name: str = "loss") -> float:
     """How erratic a curve is late: the mean absolute change of its logarithm between neighbours over the last half."""
     values = record.curve(name)[len(record.curves[name]) // 2 :]
-    if record.error or not (np.isfinite(values).all() and (values > 0).all()):
+    if record.error or not len(values) or not (np.isfinite(values).all() and (values > 0).all()):
         return float("inf")
     return float(np.abs(np.diff(np.log(values))).mean()) if len(values) > 1 else 0.0
 

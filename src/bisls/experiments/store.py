@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
+from typing import Any
 
 from bisls._files import write_whole
 from bisls.experiments.base import Config, RunRecord, from_json, to_json
+
+logger = logging.getLogger(__name__)
 
 
 class Store:
@@ -25,15 +29,21 @@ class Store:
         return self.folder / f"{config.key}.json"
 
     def get(self, config: Config) -> RunRecord | None:
-        """The record of a run, or None. A file that can't be read counts as none: the run is done again."""
+        """The record of a run, or None. A file that can't be read or is of another run counts as none: the run is done again."""
         path = self.path(config)
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
-            return from_json(config.described(), raw)
+            record = from_json(config.described(), raw)
+            other = _other(config, raw)
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("%s is no whole run (%s: %s): it is made again", path, type(error).__name__, error)
             return None
+        if other:
+            logger.warning("%s holds another run (%s): it is made again", path, other)
+            return None
+        return record
 
     def read(self, config: Config) -> RunRecord:
         """The record of a run that has just been put.
@@ -48,4 +58,19 @@ class Store:
 
     def put(self, config: Config, record: RunRecord) -> None:
         """Keep a record; the file appears under its name when it is whole."""
-        write_whole(self.path(config), to_json(record))
+        write_whole(self.path(config), to_json(record, config.key))
+
+
+def _other(config: Config, raw: dict[str, Any]) -> str:
+    """What tells that a file is of another run than it is named for; empty where nothing does."""
+    key = raw.get("key", config.key)  # files of earlier versions have none
+    if key != config.key:
+        return f"of the name {key}"
+    asked, found = json.loads(json.dumps(config.described())), raw["config"]
+    changed = config.set()
+    for name in sorted(asked.keys() | found.keys()):
+        if name not in found and name not in changed:
+            continue  # an option that is newer than the file, at its default
+        if name not in found or name not in asked or found[name] != asked[name]:
+            return f"{name} is {found.get(name)!r}, not {asked.get(name)!r}"
+    return ""

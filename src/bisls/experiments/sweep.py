@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,6 +11,8 @@ from bisls.experiments.backends import Failure, Pool
 from bisls.experiments.base import Asking, Config, Figure, Findings, Plan, RunRecord
 from bisls.experiments.store import Store
 from bisls.outcome import Outcome
+
+logger = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
@@ -28,7 +31,7 @@ class Watcher(Protocol):
         """A figure is finished."""
 
     def dropped(self, figure: Figure, reason: str) -> None:
-        """A figure can't be finished, since a run that it asks for could not be made."""
+        """A figure can't be finished, since a run that it asks for could not be made, or can't be judged."""
 
 
 @dataclass
@@ -41,14 +44,17 @@ class _Active:
     wants: Sequence[Config] = ()
     records: list[RunRecord] = field(default_factory=list)  # all that it was sent
 
-    def go_on(self, known: dict[str, RunRecord]) -> Findings | None:
-        """Send it what it asked for; its findings if that was all."""
+    def go_on(self, known: dict[str, RunRecord]) -> Findings | Failure | None:
+        """Send it what it asked for; its findings if that was all, or why it can make nothing of its records."""
         records = [known[config.key] for config in self.wants]
         self.records += records
         try:
             self.wants = self.asking.send(records) if self.started else next(self.asking)
         except StopIteration as end:
             return end.value
+        except Exception as error:  # records that say something else than they should: the other figures go on
+            logger.debug("%s", self.figure.name, exc_info=True)
+            return Failure(f"its records can't be judged: {type(error).__name__}: {error}")
         self.started = True
         return None
 
@@ -80,7 +86,9 @@ def reproduce(
             while findings is None and all(config.key in known for config in one.wants):
                 findings = one.go_on(known)
             broken = next((failures[config.key] for config in one.wants if config.key in failures), None)
-            if findings is not None:
+            if isinstance(findings, Failure):
+                watcher.dropped(one.figure, findings.reason)
+            elif findings is not None:
                 outcomes[one.figure.name] = outcome_of(one.figure, plan, findings, one.records)
                 watcher.figure(outcomes[one.figure.name])
             elif broken is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, log, sqrt
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls.oracle import gradient
+from bisls.evaluate import gradient
 from bisls.problem import Bilevel
 
 # Residuals at x* that balance, 2 rho'(-r) + rho'(R) = 0 with rho' = 0.4 and 0.8, but are not symmetric: a rule whose steps do
@@ -151,9 +150,9 @@ class Noisy:
         """f on one sample."""
         return self.upper_at(self.x, self.y, row)
 
-    def lower(self, batch: Any) -> Tensor:
-        """One pair (m, n); an iterator of pairs is drawn from, so that every lower step and every factor has a fresh one."""
-        m, n = next(batch) if isinstance(batch, Iterator) else batch
+    def lower(self, batch: tuple[int, int]) -> Tensor:
+        """g on one pair (m, n)."""
+        m, n = batch
         gap = self.y - self.response @ self.x - self.offset - self.noise[n]
         return 0.5 * gap @ (self.hessians[m] @ gap)
 

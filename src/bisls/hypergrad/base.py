@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from math import nan
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bisls.linear.base import State
+from bisls._check import having, settled
+from bisls.agreement import agree_on_parameters
+from bisls.linear.base import LinearSolver, Solution, State
 from bisls.oracle import LowerGraph, MeanGraph, Oracle, UpperPoint
-from bisls.problem import Bilevel
-from bisls.record import Status
+from bisls.problem import Bilevel, must_be_problem
+from bisls.ranks import together
+from bisls.states import FREE, Fields
+from bisls.status import Status
+from bisls.vector import Vector, norm
 
 
 @dataclass(frozen=True)
@@ -41,31 +47,92 @@ class Hypergradient:
     graph: LowerGraph | MeanGraph | None = field(default=None, repr=False)
     upper: UpperPoint | None = field(default=None, repr=False)
 
+    @property
+    def uninfluenced(self) -> bool:
+        """Whether it is exactly zero because y does not respond to x at all, though f depends on y.
 
-class Several:
-    """The different batches of one lower loop, the newest last, for methods that look at more than one of them.
-
-    A type of its own, since a single batch may well be a list.
-    """
-
-    def __init__(self, batches: Sequence[Any]):
-        self.batches = list(batches)
-        self._next = len(self.batches)
-
-    def fresh(self) -> Any:
-        """Another of the batches, the newest first, over and over."""
-        self._next = (self._next - 1) % len(self.batches)
-        return self.batches[self._next]
+        To be asked before the parameters move. At a solution terms may cancel, and a linear solve that gave up at once leaves a
+        zero too: neither counts.
+        """
+        if self.upper is None or self.graph is None or self.status.failed or bool(self.flat.any()):
+            return False
+        if not bool(self.upper.grad_y.any()):
+            return False
+        any_vector = torch.linspace(0.5, 1.5, len(self.upper.grad_y)).to(self.upper.grad_y)
+        return not bool(self.graph.mixed(any_vector).any())
 
 
-class HypergradientMethod(Protocol):
+class HypergradientMethod(ABC):
     """Estimates the hypergradient at the present (x, y)."""
 
+    @abstractmethod
     def estimate(self, oracle: Oracle, upper_batch: Any, lower_batch: Any, state: State) -> Hypergradient:
-        """Estimate it; ``state`` is that of an earlier estimate, or empty."""
-        ...
+        """Estimate it.
+
+        Args:
+            oracle: Evaluates both losses.
+            upper_batch: What the upper loss is called with.
+            lower_batch: What the lower loss is called with. A method that says `several` may also be given `Minibatches` or an
+                iterator, as `bisls.batches.supply` reads them.
+            state: That of an earlier estimate, or empty.
+        """
+
+    @property
+    def several(self) -> bool:
+        """Whether it looks at more than one lower batch where there are more."""
+        return False
+
+    @property
+    def solver(self) -> LinearSolver | None:
+        """The linear solver behind it, which a response may use as well; None where it has none."""
+        return None
+
+    def keeps(self, y: Vector | None) -> Fields:
+        """What its state may be with these lower parameters, for one that is loaded; anything, where it does not say."""
+        return FREE
 
 
+def estimated(
+    oracle: Oracle,
+    upper: UpperPoint,
+    flat: Tensor,
+    *,
+    solution: Solution | None = None,
+    status: Status = Status.OK,
+    state: State | None = None,
+    graph: LowerGraph | MeanGraph | None = None,
+    lower_grad_norm: float | None = None,
+    here: bool = True,
+) -> Hypergradient:
+    """Put an estimate together.
+
+    Args:
+        oracle: Knows the shapes of x.
+        upper: f and its gradients.
+        flat: The estimate.
+        solution: The linear solve behind it; its residual, status and state are taken over.
+        status: How it ended, where there is no such solve.
+        state: What the next estimate may start from, if not that of the solution.
+        graph: The lower graph at (x, y).
+        lower_grad_norm: ||grad_y g|| at the end, if not that of the graph.
+        here: Whether ``upper`` was evaluated at (x, y).
+    """
+    if lower_grad_norm is None:
+        lower_grad_norm = nan if graph is None else norm(graph.grad)
+    return Hypergradient(
+        value=upper.value,
+        flat=flat,
+        grads=oracle.problem.x.split(flat),
+        residual=nan if solution is None else solution.residual,
+        status=status if solution is None else solution.status,
+        lower_grad_norm=lower_grad_norm,
+        state=state if state is not None else {} if solution is None else solution.state,
+        graph=graph,
+        upper=upper if here else None,
+    )
+
+
+@together
 def hypergradient(problem: Bilevel, upper_batch: Any, lower_batch: Any, method: HypergradientMethod) -> Hypergradient:
     """The hypergradient of a problem at its present (x, y).
 
@@ -93,8 +160,9 @@ def hypergradient(problem: Bilevel, upper_batch: Any, lower_batch: Any, method: 
         >>> bisls.hypergradient(problem, None, None, bisls.Implicit(bisls.CG(iters=10))).flat  # 4 (x - 3)
         tensor([-10.])
     """
-    must_estimate("hypergradient", method)
-    hg = method.estimate(Oracle(problem), upper_batch, lower_batch, {})
+    must_be_problem("hypergradient", problem)
+    agree_on_parameters("hypergradient(...)", problem.levels)
+    hg = must_estimate("hypergradient", method).estimate(Oracle(problem), upper_batch, lower_batch, {})
     if not abs(hg.value) < float("inf"):
         raise FloatingPointError(
             f"`hypergradient(...)`: upper_loss is {hg.value} at the present parameters. {Status.NON_FINITE.advice}"
@@ -104,22 +172,9 @@ def hypergradient(problem: Bilevel, upper_batch: Any, lower_batch: Any, method: 
     return hg
 
 
-def must_estimate(call: str, method: Any) -> None:
-    """Refuse what is no hypergradient method; a linear solver is shown how to become one."""
-    if not callable(getattr(method, "estimate", None)) or isinstance(method, type):
-        wrap = f"; wrap the linear solver: `Implicit({method!r})`" if hasattr(method, "solve") else ""
-        raise ValueError(f"`{call}(method={method!r})`: method must be a hypergradient such as `Implicit(CG())`{wrap}")
-
-
-def next_batch(batch: Any) -> Any:
-    """A fresh batch where an iterator or several batches were given, the same one otherwise."""
-    if isinstance(batch, Several):
-        return batch.fresh()
-    if not isinstance(batch, Iterator):
-        return batch
-    try:
-        return next(batch)
-    except StopIteration:
-        raise ValueError(
-            "`lower_batch`: the iterator ran out of batches; give one that goes on (itertools.cycle), or a single batch"
-        ) from None
+def must_estimate(call: str, method: Any) -> HypergradientMethod:
+    """The method, with the defaults of its base class; refuses what is none, and shows a linear solver how to become one."""
+    wrap = f"; wrap the linear solver: `Implicit({method!r})`" if isinstance(method, LinearSolver) else ""
+    wanted = having(HypergradientMethod, f"must be a hypergradient such as `Implicit(CG())`{wrap}")
+    found: HypergradientMethod = settled(call, "method", method, wanted)
+    return found

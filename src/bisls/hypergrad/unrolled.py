@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import Any
 
-from bisls._check import require
-from bisls.hypergrad.base import Hypergradient, next_batch
+from torch import Tensor
+
+from bisls._check import number, optional, settle, whole_number
+from bisls.batches import Minibatches, supply
+from bisls.hypergrad.base import Hypergradient, HypergradientMethod, estimated
 from bisls.linear.base import State
 from bisls.linear.neumann import largest_curvature
-from bisls.oracle import Oracle
-from bisls.record import Status
-from bisls.vector import norm
+from bisls.lower import Loop, TraceStep
+from bisls.oracle import Oracle, UpperPoint
+from bisls.states import Fields, flat
+from bisls.status import Status
+from bisls.steps.constant import Constant
+from bisls.vector import Vector, norm
 
 
 @dataclass(frozen=True)
-class Unrolled:
+class Unrolled(HypergradientMethod):
     """The exact gradient of ``x -> f(x, y_n(x))``, y_n from n gradient steps on g that begin at the present y.
 
     Reverse mode by hand: with ``l_n = grad_y f(x, y_n)``, going back over t,
@@ -32,48 +40,60 @@ class Unrolled:
     step: float | None = None
 
     def __post_init__(self) -> None:
-        require(self, "iters", self.iters >= 1, "must be at least 1")
-        require(self, "step", self.step is None or 0 < self.step < float("inf"), "must be positive, or None")
+        settle(self, iters=whole_number(1), step=optional(number("(0, inf)", "must be positive, or None")))
 
     def estimate(self, oracle: Oracle, upper_batch: Any, lower_batch: Any, state: State) -> Hypergradient:
         """Estimate the hypergradient at the present (x, y)."""
-        y = oracle.problem.y
-        start = y.read()
-        step, status = self.step, Status.OK
+        y, batches = oracle.problem.y, supply(lower_batch)
+        start, step, status = y.read(), self.step, Status.OK
         if step is None:
-            graph = oracle.lower_graph(next_batch(lower_batch))
+            graph = oracle.lower_graph(batches.fresh())
             curvature, vector = largest_curvature(graph.hessian, graph.grad, state.get("vector"))
             state = {**state, "vector": vector}
-            if not 0 < curvature < float("inf"):
+            if (
+                not 0 < curvature < float("inf")
+            ):  # no curvature to divide by: only the direct part of the gradient is kept
                 status = Status.NON_FINITE if curvature != curvature else Status.NEGATIVE_CURVATURE
-            step = 1.0 / curvature if status is Status.OK else 0.0
-        points, batches, moments = [start], [], []
+                upper = oracle.upper(upper_batch)
+                return estimated(
+                    oracle,
+                    upper,
+                    upper.grad_x,
+                    status=status,
+                    state=state,
+                    lower_grad_norm=norm(graph.grad),
+                    here=False,
+                )
+            step = 1.0 / curvature
+        chosen = Minibatches([batches.fresh() for _ in range(self.iters)])
         try:
-            with oracle.upper_frozen():
-                for _ in range(self.iters):
-                    batches.append(next_batch(lower_batch))
-                    here = oracle.lower(batches[-1])
-                    moments.append(here.moment)  # the way back sees the same dropout masks
-                    points.append(points[-1] - step * here.grad)
-                    y.write_(points[-1])
+            lowered = Loop(Constant(step)).descend(oracle, chosen, start, 0, {}, trace=True)
             upper = oracle.upper(upper_batch)
-            flat, adjoint = upper.grad_x.clone(), upper.grad_y
-            lower_grad_norm = float("nan")
-            for point, batch, moment in zip(points[-2::-1], batches[::-1], moments[::-1], strict=True):
-                y.write_(point)
-                graph = oracle.lower_graph(batch, moment)
-                if lower_grad_norm != lower_grad_norm:
-                    lower_grad_norm = norm(graph.grad)
-                flat -= step * graph.mixed(adjoint)
-                adjoint = adjoint - step * graph.hessian(adjoint)
+            gradient, left = through(oracle, lowered.trace, upper)
         finally:
             y.write_(start)
-        return Hypergradient(
-            value=upper.value,
-            flat=flat,
-            grads=oracle.problem.x.split(flat),
-            residual=float("nan"),
-            status=status,
-            lower_grad_norm=lower_grad_norm,
-            state=state,
-        )
+        status = lowered.status
+        return estimated(oracle, upper, gradient, status=status, state=state, lower_grad_norm=left, here=False)
+
+    def keeps(self, y: Vector | None) -> Fields:
+        """Where the next power iteration begins."""
+        return Fields(optional={} if self.step is not None else {"vector": flat(y)})
+
+
+def through(oracle: Oracle, trace: Sequence[TraceStep], upper: UpperPoint) -> tuple[Tensor, float]:
+    """The gradient of f through lower steps that were taken, going back over them; and the lower gradient norm of the last.
+
+    With ``l = grad_y f`` at the end: ``v = D_t l``, ``h <- h - g_xy(x, y_t) v``, ``l <- l - g_yy(x, y_t) v``. The random numbers
+    of every step are drawn again, and y is left at the first point.
+    """
+    flat, adjoint, left = upper.grad_x.clone(), upper.grad_y, nan
+    for taken in reversed(trace):
+        oracle.problem.y.write_(taken.y)
+        graph = oracle.lower_graph(taken.batch, taken.moment)
+        left = norm(graph.grad) if isnan(left) else left
+        if taken.scale is None:
+            raise ValueError("the lower steps cannot be differentiated: their direction is not linear in the gradient")
+        v, factor = (taken.scale * adjoint, 1.0) if isinstance(taken.scale, Tensor) else (adjoint, taken.scale)
+        flat -= factor * graph.mixed(v)
+        adjoint = adjoint - factor * graph.hessian(v)
+    return flat, left

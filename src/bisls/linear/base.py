@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from torch import Tensor
 
-from bisls.record import Status
+from bisls.operators import Operator as Operator
+from bisls.states import FREE, Fields
+from bisls.status import Status
+from bisls.vector import Vector
 
-Operator = Callable[[Tensor], Tensor]
 State = Mapping[str, Tensor]
 
 
@@ -31,9 +33,13 @@ class Solution:
     state: State = field(default_factory=dict)
 
 
-class LinearSolver(Protocol):
+class LinearSolver(ABC):
     """Solves H z = b with a symmetric H known by its products."""
 
+    @abstractmethod
     def solve(self, hessian: Operator, b: Tensor, state: State) -> Solution:
-        """Solve H z = b; ``state`` is that of an earlier solution, or empty."""
-        ...
+        """Solve H z = b; ``state`` is that of an earlier solution, or empty. A plain function v -> H v will do for H."""
+
+    def keeps(self, vector: Vector | None) -> Fields:
+        """What its state may be where z is like these parameters, for one that is loaded; anything, where it does not say."""
+        return FREE

@@ -7,23 +7,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bisls._check import require
-from bisls.linear.base import Operator, Solution, State
-from bisls.record import Status
-from bisls.vector import dot, norm
+from bisls._check import FLAG, number, settle, whole_number
+from bisls.linear.base import LinearSolver, Operator, Solution, State
+from bisls.states import Fields, Kind, Numbers, flat
+from bisls.status import Status
+from bisls.vector import Vector, dot, finite, norm
 
+MOST = 1e150  # the largest s: its products must be numbers
 ROUGH = 0.01  # a relative residual above this is too much for a hypergradient
 
 
 @dataclass(frozen=True)
-class CG:
+class CG(LinearSolver):
     r"""Conjugate gradients for H z = b with H symmetric positive definite.
 
     It stops when ``||b - H z|| <= tol ||b||``. Each iteration costs one Hessian product and nothing else does: the residual
     reported is that of the z returned, taken from the products already made. Where a search direction p has
     ``<p, H p> <= 0`` the solve stops with the last iterate and says `Status.NEGATIVE_CURVATURE`; or, damped, it begins again
-    with H + s I, s from the curvature met: that is how the minimiser of ``g + s/2 ||y - y_k||^2`` near the present
-    y_k responds, and y_k is no minimiser of g where H is not positive definite. The next solve begins with half the s.
+    with H + s I, s from the curvature met (`Status.DAMPED`): that is how the minimiser of ``g + s/2 ||y - y_k||^2`` near the
+    present y_k responds, and y_k is no minimiser of g where H is not positive definite. The next solve begins with half the s.
 
     Args:
         iters: Most iterations, at least 1; damped, at least ten more for each new s.
@@ -48,9 +50,8 @@ class CG:
     stretch: int = 1
 
     def __post_init__(self) -> None:
-        require(self, "iters", self.iters >= 1, "must be at least 1")
-        require(self, "tol", self.tol >= 0, "must be at least 0")
-        require(self, "stretch", self.stretch >= 1, "must be at least 1")
+        settle(self, iters=whole_number(1), stretch=whole_number(1), warm=FLAG, damp=FLAG)
+        settle(self, tol=number("[0, inf)", "must be at least 0"))
 
     def solve(self, hessian: Operator, b: Tensor, state: State) -> Solution:
         """Solve H z = b."""
@@ -63,7 +64,7 @@ class CG:
             guess = hessian(state["z"])
             if norm(b - guess) <= scale:  # otherwise it is worse than nothing
                 z, hz = state["z"].clone(), guess.clone()
-        damping = float(state["damping"]) / 2 if self.damp and "damping" in state else 0.0
+        damping = min(float(state["damping"]) / 2, MOST) if self.damp and "damping" in state else 0.0
         status, left, known = Status.NEGATIVE_CURVATURE, self.iters, 0.0
         while True:
             status, used, curvature, largest = self._iterate(
@@ -73,14 +74,22 @@ class CG:
             if not (self.damp and status is Status.NEGATIVE_CURVATURE and known > 0):
                 break
             damping = max(2.0 * abs(curvature), 4.0 * damping, 1e-3 * known)
+            if not damping < MOST:  # no number is large enough
+                break
             z, hz = torch.zeros_like(b), torch.zeros_like(b)
         if damping > 0 and status in (Status.OK, Status.MAX_ITERS):
-            status = Status.NEGATIVE_CURVATURE
-        kept = {**state, **({"z": z.clone()} if self.warm else {})}
+            status = Status.DAMPED
+        kept = {**state, **({"z": z.clone()} if self.warm and finite(z) else {})}
         if self.damp and (damping > 0 or "damping" in state):
-            small = damping < 1e-6 * known  # nothing was met for a long time
+            small = damping < 1e-6 * known or not damping < MOST  # nothing was met for a long time
             kept["damping"] = torch.tensor(0.0 if small else damping, dtype=torch.float64)
         return Solution(z, norm(b - hz) / scale, status, kept)
+
+    def keeps(self, vector: Vector | None) -> Fields:
+        """The last solution, where it is to begin there, and the last s."""
+        warm: dict[str, Kind] = {"z": flat(vector)} if self.warm else {}
+        damped: dict[str, Kind] = {"damping": Numbers((), (torch.float64,), least=0.0)} if self.damp else {}
+        return Fields(optional={**warm, **damped})
 
     def _iterate(
         self, hessian: Operator, b: Tensor, z: Tensor, hz: Tensor, damping: float, iters: int

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bisls._check import require
-from bisls.linear.base import Operator, Solution, State
-from bisls.record import Status
-from bisls.vector import norm
+from bisls._check import settle, whole_number
+from bisls.linear.base import LinearSolver, Operator, Solution, State
+from bisls.states import Fields
+from bisls.status import Status
+from bisls.vector import Vector, norm
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(LinearSolver):
     """H written out, one product a column, then a Cholesky factorisation.
 
     A Hessian that is not positive definite is said (`Status.NEGATIVE_CURVATURE`) and solved by LU; a singular one
@@ -33,7 +34,7 @@ class Dense:
     max_size: int = 5000
 
     def __post_init__(self) -> None:
-        require(self, "max_size", self.max_size >= 1, "must be at least 1")
+        settle(self, max_size=whole_number(1))
 
     def solve(self, hessian: Operator, b: Tensor, state: State) -> Solution:
         """Solve H z = b."""
@@ -57,3 +58,7 @@ class Dense:
             z, status = torch.linalg.pinv(h, hermitian=True) @ b, Status.SINGULAR
         scale = norm(b)
         return Solution(z, norm(b - h @ z) / scale if scale > 0 else 0.0, status, state)
+
+    def keeps(self, vector: Vector | None) -> Fields:
+        """Nothing."""
+        return Fields()

@@ -7,21 +7,24 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bisls._check import having, settle
 from bisls.linear.base import LinearSolver, Operator, Solution, State
 from bisls.linear.cg import CG
-from bisls.record import Status
-from bisls.vector import norm
+from bisls.operators import as_operator
+from bisls.states import Fields
+from bisls.status import Status
+from bisls.vector import Vector, norm
 
 ACCURATE = 1e-3  # the relative residual up to which a factorisation is believed
 
 
 @dataclass(frozen=True)
-class Direct:
+class Direct(LinearSolver):
     """By Cholesky factorisation where H is small and can be written out at once, by another solver everywhere else.
 
-    A lower graph that is played from its tape writes out a Hessian of up to 64 rows in about the time of ten products, and every
-    solve at that point uses the same factorisation. Where there is no matrix, or it is not positive definite, or
-    the solution is not accurate to 1e-3, the other solver takes over, with what it says about negative curvature.
+    A Hessian of up to 64 rows is written out, from a tape in about the time of ten products, and every solve at that point uses
+    the same factorisation. Where there is no matrix, or it is not positive definite, or the solution is not accurate to 1e-3,
+    the other solver takes over, with what it says about negative curvature.
 
     Args:
         otherwise: The solver for everything else.
@@ -35,13 +38,21 @@ class Direct:
 
     otherwise: LinearSolver = field(default_factory=lambda: CG(tol=1e-3, iters=50))
 
+    def __post_init__(self) -> None:
+        settle(self, otherwise=having(LinearSolver, "must be a linear solver such as CG()"))
+
     def solve(self, hessian: Operator, b: Tensor, state: State) -> Solution:
         """Solve H z = b."""
-        factor: Tensor | None = getattr(hessian, "factor", None)
-        if factor is not None:
+        hessian = as_operator(hessian)
+        matrix, factor = hessian.matrix(), hessian.factor()
+        if matrix is not None and factor is not None:
             z = torch.cholesky_solve(b[:, None], factor)[:, 0]
             scale = norm(b)
-            residual = norm(b - hessian.matrix @ z) / scale if scale > 0 else 0.0  # type: ignore[attr-defined]
+            residual = norm(b - matrix @ z) / scale if scale > 0 else 0.0
             if residual <= ACCURATE:
                 return Solution(z, residual, Status.OK, state)
         return self.otherwise.solve(hessian, b, state)
+
+    def keeps(self, vector: Vector | None) -> Fields:
+        """As the other solver."""
+        return self.otherwise.keeps(vector)

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bisls._check import require
-from bisls.linear.base import Operator, Solution, State
-from bisls.record import Status
+from bisls._check import POSITIVE, settle
+from bisls.linear.base import LinearSolver, Operator, Solution, State
+from bisls.states import Fields
+from bisls.status import Status
+from bisls.vector import Vector
 
 
 @dataclass(frozen=True)
-class Identity:
+class Identity(LinearSolver):
     """z = scale * b: the inverse Hessian replaced by a multiple of the identity. No product is made.
 
     Args:
@@ -27,8 +29,12 @@ class Identity:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self, "scale", 0 < self.scale < float("inf"), "must be positive and finite")
+        settle(self, scale=POSITIVE)
 
     def solve(self, hessian: Operator, b: Tensor, state: State) -> Solution:
         """Return scale * b. The residual is not known (it would cost a product)."""
         return Solution(b * self.scale, float("nan"), Status.OK, state)
+
+    def keeps(self, vector: Vector | None) -> Fields:
+        """Nothing."""
+        return Fields()

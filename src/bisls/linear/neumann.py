@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bisls._check import require
-from bisls.linear.base import Operator, Solution, State
-from bisls.record import Status
-from bisls.vector import dot, norm
+from bisls._check import number, optional, settle, whole_number
+from bisls.linear.base import LinearSolver, Operator, Solution, State
+from bisls.states import Fields, flat
+from bisls.status import Status
+from bisls.vector import Vector, dot, finite, norm
 
 
 @dataclass(frozen=True)
-class Neumann:
+class Neumann(LinearSolver):
     """The truncated Neumann series ``z = s sum_(j<terms) (I - s H)^j b``.
 
     The error falls as (1 - s mu)^terms, mu the smallest curvature, as long as s < 2 / L, L the largest. A term costs one
@@ -37,8 +38,7 @@ class Neumann:
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        require(self, "terms", self.terms >= 1, "must be at least 1")
-        require(self, "scale", self.scale is None or 0 < self.scale < float("inf"), "must be positive, or None")
+        settle(self, terms=whole_number(1), scale=optional(number("(0, inf)", "must be positive, or None")))
 
     def solve(self, hessian: Operator, b: Tensor, state: State) -> Solution:
         """Sum the series."""
@@ -60,6 +60,10 @@ class Neumann:
         if solution.status is Status.DIVERGED:  # at an eighth of 1 / L only negative curvature makes terms grow
             return replace(solution, status=Status.NEGATIVE_CURVATURE)
         return solution
+
+    def keeps(self, vector: Vector | None) -> Fields:
+        """Where the next power iteration begins."""
+        return Fields(optional={} if self.scale is not None else {"vector": flat(vector)})
 
     def _sum(self, hessian: Operator, b: Tensor, size: float, scale: float, state: State) -> Solution:
         z = torch.zeros_like(b)
@@ -89,9 +93,9 @@ def largest_curvature(
 
     Returns:
         1.1 times the estimate (power iteration comes from below; a series or a step of 1/L wants to be on the safe side),
-        and the vector to begin from next time. Negative where the operator is negative along the vector found.
+        and the vector to begin from next time (zero for none). Negative where the operator is negative along the vector found.
     """
-    warm = vector is not None and vector.shape == like.shape
+    warm = vector is not None and vector.shape == like.shape and bool(vector.any())
     v = vector if warm and vector is not None else like
     if not warm:
         # b alone may be orthogonal to the leading eigenvector; a fixed, structureless part makes that impossible in practice
@@ -104,7 +108,7 @@ def largest_curvature(
         hv = hessian(v)
         curvature, length = dot(v, hv), norm(hv)
         if not 0 < length < float("inf"):
-            return (0.0 if length == 0 else float("nan")), v
+            return (0.0 if length == 0 else float("nan")), v if finite(v) else torch.zeros_like(v)
         v = hv / length
         curvature = max(curvature, length) if curvature > 0 else curvature
     return 1.1 * curvature, v

@@ -9,8 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bisls.optim.base import Evaluation, LineOptimizer, Params
-from bisls.record import Status
+from bisls.optim.arithmetic import add_, decay_, lerp_, norms_of, overflows
+from bisls.optim.base import LineOptimizer, Params
+from bisls.optim.evaluation import Evaluation
+from bisls.optim.units import options
+from bisls.status import Status
 from bisls.steps.base import Step, StepRule
 from bisls.steps.curvature import Curvature
 
@@ -18,6 +21,7 @@ from bisls.steps.curvature import Curvature
 NEAR, LEAST, MOST = 0.06, 0.1, 0.2  # the share of z where gradients are taken: NEAR / (step m), between the other two
 OUTLIER = 10.0  # a squared gradient norm counts for at most so many times the mean of those before
 REACH = 3.0  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
+SHORTEST = 1e-280  # a first trial that is too short to be measured is none
 LARGEST = 1e140  # larger steps weigh no more in the average: the sum of the weights must be a number
 WARM, LONGEST = 0.1, 5.0  # the step that curvature allows grows as WARM sqrt(k + 1) / m, up to LONGEST / m
 
@@ -40,6 +44,7 @@ class Auto(LineOptimizer):
     Args:
         params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one norm over all.
         lr: Where the first measurement begins; leave it. A scheduler that changes it scales the steps by the same factor.
+        weight_decay: Decoupled, as in AdamW: z also goes back by the step times this times y. At least 0; groups may differ.
         maximize: Maximise the objective.
         foreach: False walks over the parameters one by one.
 
@@ -56,6 +61,10 @@ class Auto(LineOptimizer):
     """
 
     _searches = True
+    _measures = True
+    _stands: ClassVar[dict[str, str]] = {"start": "lr"}
+    _notes: ClassVar[tuple[str, ...]] = ("start", "unit")
+    _together: ClassVar[tuple[str, ...]] = ("z", "start", "average")
     _counters: ClassVar[dict[str, Any]] = {
         **LineOptimizer._counters,
         "squares": 0.0,
@@ -63,16 +72,26 @@ class Auto(LineOptimizer):
         "interpolation": 1.0 - MOST,
     }
 
-    def __init__(self, params: Params, lr: float = 1.0, *, maximize: bool = False, foreach: bool | None = None):
-        super().__init__(params, {"lr": lr, "averaging": None, "maximize": maximize, "foreach": foreach})
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1.0,
+        *,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
+        foreach: bool | None = None,
+    ):
+        options = {"lr": lr, "weight_decay": weight_decay, "averaging": None}
+        super().__init__(params, {**options, "maximize": maximize, "foreach": foreach})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its ``lr`` sets the ratio of its steps to those of the others."""
+        """Add a group; its ``lr`` sets the ratio of its steps to those of the others, its ``weight_decay`` is its own."""
         super().add_param_group(param_group)
         self.param_groups[-1].setdefault("start", float(self.param_groups[-1]["lr"]))
 
     def _rule(self, group: dict[str, Any]) -> StepRule:
-        return Curvature(start=max(float(g.get("start", g["lr"])) for g in self.param_groups))
+        start = max(float(g.get("start", g["lr"])) for g in self.param_groups)
+        return Curvature(start=max(options({"lr": start}, group.get("unit", 1.0))["lr"], SHORTEST))
 
     def _averages(self) -> bool:
         return True
@@ -83,26 +102,31 @@ class Auto(LineOptimizer):
         self._initialise()
         self._follow(params)
         # an outlier counts, and moves, as much as OUTLIER times the mean square so far: one batch can't end the run
-        square = -judged.slope
+        if k <= 1:  # in what gradients are measured, for the whole run
+            self._set(unit=judged.gradient.unit)
+        unit = first.get("unit", 1.0)
+        square = -judged.gradient.slope * (judged.gradient.unit / unit) ** 2
         usual = min(square, OUTLIER * first["squares"] / (k - 1)) if k > 1 and first["squares"] > 0 else square
         squares = first["squares"] + usual
         # at the first step there is no distance yet: what the curvature allows says how far it would go
-        distance = first["distance"] or step.size * sqrt(square)
+        distance = first["distance"] or step.size * unit * sqrt(square)
         curved = min(WARM * sqrt(k), LONGEST) * step.size
         scheduled = self._ceiling() / max(group["start"] for group in self.param_groups)
-        size = min(REACH * distance / sqrt(squares), curved) * scheduled
+        size = min(REACH * distance / sqrt(squares) / unit if squares > 0 else curved, curved) * scheduled
         share = min(max(NEAR * step.size / size, LEAST), MOST) if size > 0 else MOST
 
-        states, ratios = [self.state[p] for p in params], self._ratios()
+        states, ratios, ray = [self.state[p] for p in params], self._ratios(), found.moves
         iterates, averages = [s["z"] for s in states], [s["average"] for s in states]
-        grads = [g.to(self.state[p]["z"].dtype) for p, g in zip(found.params, found.grads, strict=True)]
-        taken = size * sqrt(usual / square)
-        if self._overflows(found, taken, [self.state[p]["z"] for p in found.params]):
+        moving = [self.state[p]["z"] for p in ray.params]
+        taken = size * sqrt(usual / square) if square > 0 else size
+        shares = self._decays(ray, taken)
+        if overflows(ray, taken, self._sign(), moving, shares):
             return replace(step, size=0.0, status=Status.NON_FINITE)
-        factors = [-taken * ratio * self._sign() for ratio in found.ratios]
-        self._add([self.state[p]["z"] for p in found.params], grads, factors)
+        decay_(moving, shares, towards=ray.params)  # of y, where the gradient was taken
+        grads = [g.to(z.dtype) for z, g in zip(moving, ray.tensors, strict=True)]
+        add_(moving, grads, [-taken * ratio * self._sign() for ratio in ray.ratios], self._foreach)
         away = self._distance(averages, [s["start"] for s in states], [ratios[p] for p in params])
-        self._lerp(averages, iterates, self._shares(params, k * min(size, LARGEST) ** 2))
+        lerp_(averages, iterates, self._shares(params, k * min(size * unit, LARGEST) ** 2), self._foreach)
         self._set(squares=squares, distance=max(distance, away), interpolation=1.0 - share)
         for p, y in zip(params, self._points(params), strict=True):
             p.copy_(y)
@@ -114,7 +138,7 @@ class Auto(LineOptimizer):
         """y, where the next gradients are taken."""
         iterates, averages = ([self.state[p][key] for p in params] for key in ("z", "average"))
         share = self.param_groups[0]["interpolation"]
-        if self.param_groups[0]["foreach"] is False:
+        if self._foreach is False:
             return [z.lerp(average, share) for z, average in zip(iterates, averages, strict=True)]
         return list(torch._foreach_lerp(iterates, averages, share))
 
@@ -129,7 +153,7 @@ class Auto(LineOptimizer):
 
     def _distance(self, averages: list[Tensor], starts: list[Tensor], ratios: list[float]) -> float:
         """||x - x_0|| in the metric of the groups' ratios."""
-        norms = self._norms(list(torch._foreach_sub(averages, starts)))
+        norms = norms_of(list(torch._foreach_sub(averages, starts)), self._foreach)
         sizes = torch.stack([norm.double() for norm in norms]).tolist()
         return sqrt(sum(size * size / ratio for size, ratio in zip(sizes, ratios, strict=True) if ratio > 0))
 

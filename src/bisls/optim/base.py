@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import chain
 from math import inf, isfinite
 from typing import Any, ClassVar
@@ -13,36 +13,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bisls._check import require_argument
+from bisls._check import Wrong, real, settled, standing_for
+from bisls.agreement import agree_on_parameters
 from bisls.line import Line
+from bisls.optim.arithmetic import Ray, add_, decay_, lerp_, overflows
 from bisls.optim.closures import Closure, call_closure, stashed_grads
-from bisls.oracle import mean_over_ranks
-from bisls.record import Status
+from bisls.optim.evaluation import Evaluation, bent, collect, suspected
+from bisls.optim.groups import LATER, OPTIONS, check_group, check_keys, check_overlap, listed_params
+from bisls.optim.states import checked_state
+from bisls.optim.units import chosen, options
+from bisls.ranks import mean_over_ranks, meeting, together
+from bisls.status import Status
 from bisls.steps.base import Memory, Step, StepRule
-from bisls.still import Moment, probe, still
+from bisls.still import Moment, compiled, probe, still
+from bisls.surroundings import Surroundings
 
 logger = logging.getLogger("bisls")
 
-MOST_POWER = 20  # of the weights of an average; (k + 1)^20 can be summed for as long as anybody trains
-SAFE = 10.0  # a change that leads out of no precision's range: half of the last place of the largest half is 16
 Params = Any  # what torch.optim takes: tensors, named tensors, or dicts of groups
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A loss and its gradient at the present parameters, as one closure gave them."""
-
-    loss: Any
-    value: float
-    eps: float
-    params: list[Tensor]  # those that have a gradient
-    grads: list[Tensor]
-    ratios: list[float]  # of each parameter's step to the common one
-    norms: list[float]  # of the gradients
-    slope: float  # along the ratio-weighted gradient; negative or zero
-    closure: Closure | None = None
-    does_backward: bool = False
-    moment: Moment | None = None
 
 
 class LineOptimizer(torch.optim.Optimizer):
@@ -53,39 +41,43 @@ class LineOptimizer(torch.optim.Optimizer):
     """
 
     _searches = False  # whether the rule evaluates the loss at trial points, so that it needs a closure
-    # what the optimiser itself writes into every group; all else but lr must be the same in all of them
+    _measures = False  # whether its trials only measure, so that no step has to pass at one
+    _met = 0  # the group of processes whose parameters are known to be the same
+    _scale = 0.0  # by which the closure multiplied the gradient at the last step; only for a warning
+    # what the optimiser itself writes into every group
     _counters: ClassVar[dict[str, Any]] = {
         "k": 0,
         "remembered": None,
-        "noted": (),
+        "noted": {},
         "train_mode": True,
         "last_step_size": 0.0,
         "last_checks": 0,
         "last_status": 0,
     }
+    _notes: ClassVar[tuple[str, ...]] = ()  # what else it writes into single groups
+    _together: ClassVar[tuple[str, ...]] = ()  # what a parameter has, all of it, once it has a weight in the average
+    # the arguments of the step rule -> those of the optimiser, where they differ
+    _stands: ClassVar[dict[str, str]] = {}
 
     def __init__(self, params: Params, defaults: dict[str, Any]):
         name = type(self).__name__
-        require_argument(name, "lr", defaults["lr"], 0 < defaults["lr"] < inf, "must be positive and finite")
-        averaging = defaults["averaging"]
-        if isinstance(averaging, bool):
-            averaging = 0.0 if averaging else None
-        fits = averaging is None or 0 <= averaging <= MOST_POWER
-        rule = f"must be True, False, or a power from 0 to {MOST_POWER}"
-        require_argument(name, "averaging", averaging, fits, rule)
-        defaults = {**defaults, "averaging": averaging}
-        if isinstance(params, Tensor):
-            raise TypeError(f"`{name}(params=...)` must be an iterable of tensors or dicts; put the tensor into a list")
-        params = list(params)
-        if not params:
-            raise ValueError(f"`{name}(params=...)` is empty; pass model.parameters() or a list of tensors")
-        super().__init__(params, {**defaults, **self._counters})
-        self._rule({**self.param_groups[0], "lr": defaults["lr"]})  # a bad argument is named now, not at the first step
+        defaults = {**LATER, **defaults}
+        for key, wanted in OPTIONS.items():
+            defaults[key] = settled(name, key, defaults[key], wanted)
+        for key in defaults.keys() - OPTIONS.keys():
+            with suppress(Wrong):  # what is no number is named by the rule
+                defaults[key] = real(defaults[key])
+        listed = listed_params(name, params)
+        super().__init__(listed, {**defaults, **self._counters})
+        self._named_rule(
+            {**self.param_groups[0], "lr": defaults["lr"]}
+        )  # a bad argument is named now, not at the first step
         if not any(p.requires_grad for p in self._all()):
             raise ValueError(f"`{name}(params=...)`: none of the tensors requires grad; call requires_grad_() on them")
 
     # --- what users call
 
+    @together
     def step(self, closure: Closure | None = None, step_closure: Closure | None = None, *, loss: Any = None) -> Any:
         """Take one step.
 
@@ -95,21 +87,23 @@ class LineOptimizer(torch.optim.Optimizer):
             step_closure: The loss on an independent batch, which alone decides the step; the direction stays that of ``closure``.
             loss: In place of a closure, after ``loss.backward()``: for rules that need no trial points (and with GradScaler).
 
+        A closure that clips its gradients after ``backward`` is honoured: the rule sees the gradient as backward left it, and the
+        parameters move by its step times the clipped one. After ``loss=loss`` the two cannot be told apart, so do not clip there.
+
         Returns:
-            The loss at the parameters before the step, as the closure gave it.
+            The loss at the parameters before the step, as the closure gave it but without its graph.
         """
         name = type(self).__name__
         if not self.param_groups[0]["train_mode"]:
             raise RuntimeError(f"`{name}.step()` in evaluation mode; call optimizer.train() before training goes on")
+        self._meet()
         with torch.no_grad():
             if closure is None:
                 if loss is None and not self._any_gradient():
                     self._initialise()  # distributed checkpointing asks for this on zero gradients
                     return None
                 if loss is None or self._searches or step_closure is not None:
-                    wanted = (
-                        "step(closure)" if self._searches else "step(closure) or, after backward(), step(loss=loss)"
-                    )
+                    wanted = "step(closure)" + ("" if self._searches else " or, after backward(), step(loss=loss)")
                     raise ValueError(f"`{name}.step()` sets its step from the loss: call {wanted}")
                 found = self._given(loss)
                 judged = found
@@ -160,39 +154,30 @@ class LineOptimizer(torch.optim.Optimizer):
         self._set(train_mode=True)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its ``lr`` sets the ratio of its steps to those of the others."""
+        """Add a group; its ``lr`` sets the ratio of its steps to those of the others, its ``weight_decay`` is its own."""
+        name, options = type(self).__name__, self.defaults.keys() - self._counters.keys()
+        check_keys(name, param_group, options, (*self._counters, *self._notes), tuple(self._all()))
         super().add_param_group(param_group)
-        name, group = type(self).__name__, self.param_groups[-1]
-        require_argument(
-            name, "lr", group["lr"], 0 <= float(group["lr"]) < inf, "of a group must be at least 0 and finite"
-        )
-        if len(self.param_groups) > 1:
-            first = self.param_groups[0]
-            group.update({key: first[key] for key in self._counters})
-            for key in self.defaults.keys() - self._counters.keys() - {"lr"}:
-                mine, theirs = group.get(key), first.get(key)
-                require_argument(
-                    name, key, mine, mine == theirs, f"must be the same in all groups ({theirs!r}); lr may differ"
-                )
-        for p in group["params"]:
-            if not p.is_floating_point():
-                raise ValueError(
-                    f"`{name}(params=...)`: a tensor of shape {tuple(p.shape)} has dtype {p.dtype}; only real "
-                    "floating-point parameters can be optimised (split a complex one with torch.view_as_real)"
-                )
-            if p.layout is not torch.strided:
-                raise ValueError(f"`{name}(params=...)`: a tensor of shape {tuple(p.shape)} is sparse; use to_dense()")
-        devices = sorted({str(p.device) for p in self._all()})
-        if len(devices) > 1:
-            raise ValueError(f"`{name}(params=...)`: tensors are spread over {', '.join(devices)}; use one device")
+        group, first = self.param_groups[-1], self.param_groups[0]
+        try:
+            check_group(name, group, first, options)
+            devices = sorted({str(p.device) for p in self._all()})
+            if len(devices) > 1:
+                raise ValueError(f"`{name}(params=...)`: tensors are spread over {', '.join(devices)}; use one device")
+            check_overlap(name, list(self._all()))
+        except ValueError:
+            self.param_groups.pop()  # what was refused must not train all the same
+            raise
+        group.update({key: first[key] for key in self._counters})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state. Averages of half-precision parameters keep the precision they were saved in.
 
         Raises:
-            ValueError: The state is of another optimiser or another model; nothing was loaded.
+            ValueError: The state is of another optimiser or another model, or holds what none writes (numbers that are not
+                finite, or out of range); nothing was loaded.
         """
-        self._refuse_foreign(state_dict)
+        state_dict = checked_state(self, state_dict)
         super().load_state_dict(state_dict)
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         for index, p in zip(saved, self._all(), strict=True):
@@ -200,25 +185,20 @@ class LineOptimizer(torch.optim.Optimizer):
                 if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != p.dtype:
                     self.state[p][key] = value.to(p.device, copy=True)
 
-    def _refuse_foreign(self, state_dict: Any) -> None:
-        call = f"`{type(self).__name__}.load_state_dict(...)`"
-        if not isinstance(state_dict, dict):
-            raise ValueError(f"{call}: must be what state_dict() gave, got {type(state_dict).__name__}")
-        missing = [name for name in ("state", "param_groups") if name not in state_dict]
-        if missing:
-            raise ValueError(f"{call}: the state lacks {', '.join(missing)}; pass what state_dict() gave")
-        wanted = (self.defaults.keys() | self._counters.keys()) - {"foreach"}
-        groups = state_dict["param_groups"]
-        lacks = sorted({name for group in groups for name in wanted - group.keys()})
-        if lacks:
-            raise ValueError(f"{call}: the state is of another optimiser, its groups lack {', '.join(lacks)}")
-        for index, p in zip(chain.from_iterable(group["params"] for group in groups), self._all(), strict=False):
-            for name, value in state_dict["state"].get(index, {}).items():
-                if isinstance(value, Tensor) and value.dim() and value.shape != p.shape:
-                    raise ValueError(
-                        f"{call}: the state is of another model: {name} of parameter {index} has shape {tuple(value.shape)}, its "
-                        f"parameter {tuple(p.shape)}"
-                    )
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for key, value in LATER.items():
+                group.setdefault(key, value)
+
+    def _meet(self) -> None:
+        """Before the first step with other processes: their parameters must be the same."""
+        here = meeting()
+        if here != self._met:
+            names = [name for group in self.param_groups for name in group.get("param_names", ())]
+            cure = "; DistributedDataParallel does so when it wraps a model"
+            agree_on_parameters(f"{type(self).__name__}.step(...)", {"params": list(self._all())}, names, cure=cure)
+        self._met = here
 
     # --- what optimisers say about themselves
 
@@ -226,143 +206,114 @@ class LineOptimizer(torch.optim.Optimizer):
         """The step rule, from the numbers in the first group; its ceiling is ``lr``."""
         raise NotImplementedError
 
+    def _named_rule(self, group: dict[str, Any], unit: float = 1.0) -> StepRule:
+        """The same, in units of the loss; a number that will not do is named as the user wrote it."""
+        with standing_for(type(self).__name__, **self._stands):
+            return self._rule(options(group, unit))
+
     # --- evaluations
 
     def _evaluate(self, closure: Closure, keep_grad: bool = False) -> Evaluation:
         params = [p for p in self._all() if p.requires_grad]
-        moment = Moment.now(params[0].device) if self._searches and params else None
-        loss, grads, does_backward = call_closure(type(self).__name__, closure, params, keep_grad)
-        found = self._collect(loss, params, grads)
-        return replace(found, closure=closure, does_backward=does_backward, moment=moment)
+        moment = Moment.now(params[0].device, Surroundings(closure)) if self._searches and params else None
+        called = call_closure(type(self).__name__, closure, params, keep_grad)
+        found = self._collected(called.loss, params, called.gradient)
+        if called.clipped:
+            found = replace(found, moves=bent(found.gradient, [d for d in called.moves if d is not None]))
+            self._scale = suspected(type(self).__name__, found.scale, self._scale)
+        return replace(found, closure=closure, does_backward=called.does_backward, moment=moment)
 
     def _given(self, loss: Any) -> Evaluation:
         params = [p for p in self._all() if p.requires_grad]
         if all(p.grad is None for p in params):
-            raise ValueError(
-                f"`{type(self).__name__}.step(loss=...)`: there are no gradients; call loss.backward() first"
-            )
-        return self._collect(loss, params, [p.grad for p in params])
+            name = type(self).__name__
+            raise ValueError(f"`{name}.step(loss=...)`: there are no gradients; call loss.backward() first")
+        return self._collected(loss, params, [p.grad for p in params])
 
-    def _collect(self, loss: Any, params: list[Tensor], grads: Sequence[Tensor | None]) -> Evaluation:
-        name = type(self).__name__
-        if (isinstance(loss, Tensor) and loss.numel() != 1) or not isinstance(loss, Tensor | float | int):
-            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"`{name}.step(...)`: the loss must be a scalar tensor or a number; got {got}")
-        if any(grad is not None and grad.is_sparse for grad in grads):
-            raise ValueError(f"`{name}` does not support sparse gradients; use dense layers (Embedding(sparse=False))")
-        ratio = self._ratios()
-        kept = [(p, g, ratio[p]) for p, g in zip(params, grads, strict=True) if g is not None]
-        used, grads_, ratios = [p for p, _, _ in kept], [g for _, g, _ in kept], [r for _, _, r in kept]
-        norms = self._norms(grads_)
-        # one transfer for everything that must be known as numbers
-        scalars = [norm.double() for norm in norms]
-        if isinstance(loss, Tensor):
-            scalars.append(mean_over_ranks(loss.detach().double().reshape(())))
-        sizes = torch.stack(scalars).tolist() if scalars else []
-        value = sizes.pop() if isinstance(loss, Tensor) else float(loss)
-        eps = torch.finfo(loss.dtype).eps if isinstance(loss, Tensor) and loss.is_floating_point() else 2.0**-52
-        slope = -sum(r * n * n for r, n in zip(ratios, sizes, strict=True))
-        if not 1e-30 < -slope < inf:  # squares that single precision cannot hold
-            sizes = [torch.linalg.vector_norm(g, dtype=torch.float64).item() for g in grads_]
-            slope = -sum(r * n * n for r, n in zip(ratios, sizes, strict=True))
-        return Evaluation(loss, self._sign() * value, eps, used, grads_, ratios, sizes, slope)
-
-    def _norms(self, grads: list[Tensor]) -> list[Tensor]:
-        if not grads:
-            return []
-        wide = [torch.promote_types(g.dtype, torch.float32) for g in grads]
-        if self.param_groups[0]["foreach"] is not False and len(set(wide)) == 1:
-            return list(torch._foreach_norm(grads, 2, dtype=wide[0]))
-        return [torch.linalg.vector_norm(g, dtype=dtype) for g, dtype in zip(grads, wide, strict=True)]
+    def _collected(self, loss: Any, params: list[Tensor], grads: Sequence[Tensor | None]) -> Evaluation:
+        return collect(type(self).__name__, loss, params, grads, self._ratios(), self._sign(), self._foreach)
 
     # --- the step
 
     def _advance(self, found: Evaluation, judged: Evaluation) -> None:
         """Choose the step on the judging loss, take it along the other's gradient."""
         first = self.param_groups[0]
-        memory = Memory(first["k"], first["remembered"], tuple(first["noted"]))
-        if not (isfinite(found.value) and isfinite(found.slope)):
+        memory = Memory(first["k"], first["remembered"], dict(first["noted"]))
+        if not (isfinite(found.value) and isfinite(found.gradient.slope) and isfinite(found.moves.slope)):
             step = Step(0.0, memory, status=Status.NON_FINITE)
         elif self._ceiling() == 0.0:
             step = Step(0.0, memory, status=Status.STATIONARY)
         else:
-            with self._trials(judged) as at:
-                line = Line(judged.value, judged.slope, at, eps=judged.eps)
-                step = self._rule({**first, "lr": self._ceiling()}).choose(line, memory)
+            rule = self._named_rule({**first, "lr": self._ceiling()}, judged.gradient.unit)
+            step = self._choose(rule, judged, judged.gradient, memory)
+            if step.size > 0.0 and found.clipped:
+                step = self._along_clipped(rule, found, found is judged, memory, step)
         if step.size > 0.0:
             step = self._take(found, judged, step)
         self._remember(step)
 
+    def _choose(self, rule: StepRule, judged: Evaluation, ray: Ray, memory: Memory, most: float = inf) -> Step:
+        with self._trials(judged, ray) as at:
+            line = Line(judged.value, ray.slope, at, max_step=most, eps=judged.eps)
+            return chosen(rule.choose, line, memory, ray.unit)
+
+    def _along_clipped(self, rule: StepRule, found: Evaluation, judges: bool, memory: Memory, step: Step) -> Step:
+        """The step for a clipped gradient: that of the true one, which is shorter on the clipped one by just what was clipped.
+
+        A rule that looked along the clipped gradient would find the longer step that leads as far as the true gradient does, and
+        undo the clipping. A search has tried other points than the one this leads to, so it goes on from there, never longer.
+        """
+        slope = found.moves.slope
+        if slope >= 0.0:
+            return replace(step, size=0.0, status=Status.NOT_DESCENT if slope > 0.0 else Status.STATIONARY)
+        if not (judges and self._searches) or self._measures:
+            return step
+        again = self._choose(rule, found, found.moves, memory, most=step.size)
+        return replace(again, memory=step.memory, checks=step.checks + again.checks)
+
     def _take(self, found: Evaluation, judged: Evaluation, step: Step) -> Step:
-        """Move the parameters by the step; the step that was really taken comes back."""
-        if self._overflows(found, step.size):
+        """Move the parameters by the step and let them decay; the step that was really taken comes back."""
+        ray = found.moves
+        shares = self._decays(ray, step.size)
+        if overflows(ray, step.size, self._sign(), ray.params, shares):
             return replace(step, size=0.0, status=Status.NON_FINITE)
-        self._move(found, step.size)
+        decay_(ray.params, shares)
+        self._move(ray, step.size)
         self._average(step)
         return step
 
-    def _move(self, found: Evaluation, size: float) -> None:
-        """params <- params - size * ratio * gradient."""
-        self._add(found.params, found.grads, [-size * r * self._sign() for r in found.ratios])
+    def _move(self, ray: Ray, size: float) -> None:
+        """params <- params - size * ratio * d."""
+        add_(ray.params, ray.tensors, [-size * r * self._sign() for r in ray.ratios], self._foreach)
         torch.clear_autocast_cache()  # where the step is taken inside autocast, its casts of the weights are now old
 
-    def _overflows(self, found: Evaluation, size: float, points: Sequence[Tensor] | None = None) -> bool:
-        """Whether a step leads out of the range of a parameter's precision; looked at only where it is that long.
-
-        Args:
-            found: The gradients.
-            size: The step.
-            points: Where it starts from, if not from the parameters themselves.
-        """
-        starts = found.params if points is None else points
-        longest = size * max((r * n for r, n in zip(found.ratios, found.norms, strict=True)), default=0.0)
-        if longest <= SAFE and all(start.dtype == p.dtype for start, p in zip(starts, found.params, strict=True)):
-            return False
-        for p, start, grad, ratio, norm in zip(
-            found.params, starts, found.grads, found.ratios, found.norms, strict=True
-        ):
-            info = torch.finfo(p.dtype)
-            # less than half a unit in the last place of the largest number rounds back to it
-            if size * ratio * norm > 0.25 * info.eps * info.max or start.dtype != p.dtype:
-                moved = start.double() - size * ratio * self._sign() * grad.double()
-                if not bool(torch.isfinite(moved.to(p.dtype)).all()):
-                    return True
-        return False
-
-    def _add(self, params: list[Tensor], tensors: list[Tensor], factors: list[float]) -> None:
-        if max(map(abs, factors), default=0.0) > SAFE and any(
-            abs(factor) > torch.finfo(p.dtype).max for p, factor in zip(params, factors, strict=True)
-        ):
-            # a factor that the precision cannot hold, times a gradient so small that the product can be
-            for p, tensor, factor in zip(params, tensors, factors, strict=True):
-                p.copy_(p.double().add_(tensor.double(), alpha=factor))
-        elif self.param_groups[0]["foreach"] is False:
-            for p, tensor, factor in zip(params, tensors, factors, strict=True):
-                p.add_(tensor, alpha=factor)
-        elif len(set(factors)) == 1:
-            torch._foreach_add_(params, tensors, alpha=factors[0])
-        else:
-            torch._foreach_add_(params, torch._foreach_mul(tensors, factors))
+    def _decays(self, ray: Ray, size: float) -> list[float]:
+        """The share of each parameter that decays: step * weight_decay, as AdamW has it, but never beyond 0."""
+        if not any(group["weight_decay"] for group in self.param_groups):
+            return [0.0] * len(ray.params)
+        decay = {p: float(group["weight_decay"]) for group in self.param_groups for p in group["params"]}
+        return [min(size * r * decay[p], 1.0) for p, r in zip(ray.params, ray.ratios, strict=True)]
 
     @contextmanager
-    def _trials(self, judged: Evaluation) -> Iterator[Callable[[float], float]]:
-        """phi(t) along the judging gradient. Afterwards the parameters are bit for bit where they were."""
+    def _trials(self, judged: Evaluation, ray: Ray) -> Iterator[Callable[[float], float]]:
+        """phi(t) of the judging loss along a ray. Afterwards the parameters are bit for bit where they were."""
         saved: list[Tensor] = []
+        unchanged = [0.0] * len(ray.params)  # decay is no part of the line
 
         def at(t: float) -> float:
             assert judged.closure is not None
-            if self._overflows(judged, t, saved or None):
+            if overflows(ray, t, self._sign(), saved or ray.params, unchanged):
                 return inf
             if not saved:
-                saved.extend(p.detach().clone() for p in judged.params)
-            torch._foreach_copy_(judged.params, saved)
-            self._move(judged, t)
-            device = judged.params[0].device
+                saved.extend(p.detach().clone() for p in ray.params)
+            torch._foreach_copy_(ray.params, saved)
+            self._move(ray, t)
+            device = ray.params[0].device
             if judged.does_backward:
-                with still(device, judged.moment), torch.enable_grad(), stashed_grads(list(self._all())):
+                with still(device, judged.moment, owner=self), torch.enable_grad(), stashed_grads(list(self._all())):
                     value = judged.closure()
             else:
-                value = probe(judged.closure, device, judged.moment)
+                value = probe(judged.closure, device, judged.moment, owner=self, recorded=compiled() > 0)
             if isinstance(value, Tensor):
                 value = mean_over_ranks(value.detach().double()).item()
             return self._sign() * float(value)
@@ -371,7 +322,9 @@ class LineOptimizer(torch.optim.Optimizer):
             yield at
         finally:
             if saved:
-                torch._foreach_copy_(judged.params, saved)
+                torch._foreach_copy_(ray.params, saved)
+
+    # --- the average
 
     def _average(self, step: Step) -> None:
         """Weights (k + 1)^power: power 0 is the plain mean of all iterates after a step (Theorem 1)."""
@@ -381,7 +334,7 @@ class LineOptimizer(torch.optim.Optimizer):
         self._initialise()
         averages = [self.state[p]["average"] for p in self._all()]
         iterates = [p.detach().to(average.dtype) for p, average in zip(self._all(), averages, strict=True)]
-        self._lerp(averages, iterates, self._shares(list(self._all()), float(step.memory.k) ** power))
+        lerp_(averages, iterates, self._shares(list(self._all()), float(step.memory.k) ** power), self._foreach)
 
     def _averages(self) -> bool:
         """Whether an averaged iterate is kept."""
@@ -395,14 +348,6 @@ class LineOptimizer(torch.optim.Optimizer):
             shares.append(weight / total if total > 0 else 0.0)
         return shares
 
-    def _lerp(self, tensors: list[Tensor], ends: list[Tensor], shares: list[float]) -> None:
-        """tensors <- tensors + share * (ends - tensors)."""
-        if self.param_groups[0]["foreach"] is False or len(set(shares)) > 1:
-            for tensor, end, share in zip(tensors, ends, shares, strict=True):
-                tensor.lerp_(end, share)
-        elif tensors:
-            torch._foreach_lerp_(tensors, ends, shares[0])
-
     def _initialise(self) -> None:
         if self.param_groups[0]["averaging"] is not None:
             for p in self._all():
@@ -413,7 +358,7 @@ class LineOptimizer(torch.optim.Optimizer):
     def _remember(self, step: Step) -> None:
         before = self.last_status
         memory = step.memory
-        self._set(k=memory.k, remembered=memory.step, noted=memory.extra)
+        self._set(k=memory.k, remembered=memory.step, noted=dict(memory.notes))
         self._set(last_checks=step.checks, last_status=int(step.status))
         ceiling = self._ceiling()
         for group in self.param_groups:
@@ -422,6 +367,10 @@ class LineOptimizer(torch.optim.Optimizer):
             logger.warning("%s, step %d: %s", type(self).__name__, step.memory.k, step.status.advice)
 
     # --- small things
+
+    @property
+    def _foreach(self) -> bool | None:
+        return self.param_groups[0]["foreach"]
 
     def _all(self) -> Iterator[Tensor]:
         return chain.from_iterable(group["params"] for group in self.param_groups)

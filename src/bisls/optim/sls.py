@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from bisls.optim.base import LineOptimizer, Params
-from bisls.steps.armijo import Armijo, Grow, Interpolate, Restart
+from bisls.steps.armijo import Armijo, Backtrack, Grow, Interpolate, Restart
 from bisls.steps.base import StepRule
 from bisls.steps.decay import Decay
 from bisls.steps.envelope import Envelope
@@ -23,11 +23,20 @@ class SLSB(LineOptimizer):
         f_min: A lower bound of the loss; steps that could pass only below it are not tried. None where there is none.
         power: How fast the ceiling decays: 0.5 for convex, 1 for strongly convex problems; 0 leaves it to a scheduler.
         averaging: Keep an averaged iterate, to be looked at between ``eval()`` and ``train()``.
+        weight_decay: Decoupled, as in AdamW: each parameter also goes back by its group's step times this times itself. At
+            least 0; groups may differ.
         maximize: Maximise the objective.
         foreach: False walks over the parameters one by one.
     """
 
     _searches = True
+    _stands: ClassVar[dict[str, str]] = {
+        "start": "lr",
+        "sufficient": "c",
+        "eta": "grow",
+        "factor": "shrink",
+        "step": "lr",
+    }
 
     def __init__(
         self,
@@ -40,17 +49,19 @@ class SLSB(LineOptimizer):
         power: float = 0.5,
         *,
         averaging: bool | float | None = None,
+        weight_decay: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
     ):
         numbers = {"lr": lr, "c": c, "shrink": shrink, "grow": grow, "f_min": f_min, "power": power}
-        super().__init__(params, {**numbers, "averaging": averaging, "maximize": maximize, "foreach": foreach})
+        options = {"averaging": averaging, "weight_decay": weight_decay, "maximize": maximize, "foreach": foreach}
+        super().__init__(params, {**numbers, **options})
 
     def _rule(self, group: dict[str, Any]) -> StepRule:
         search = Armijo(
             start=group["lr"],
             sufficient=group["c"],
-            shrink=Interpolate() if group["shrink"] is None else group["shrink"],
+            shrink=Interpolate() if group["shrink"] is None else Backtrack(group["shrink"]),
             restart=Restart() if group["grow"] is None else Grow(group["grow"]),
             f_min=group["f_min"],
         )
@@ -71,6 +82,8 @@ class SLS(SLSB):
         f_min: A lower bound of the loss; steps that could pass only below it are not tried. None where there is none.
         averaging: Keep an averaged iterate, to be looked at between ``eval()`` and ``train()``: True for the plain mean, or
             a power p for weights (k + 1)^p.
+        weight_decay: Decoupled, as in AdamW: each parameter also goes back by its group's step times this times itself. At
+            least 0; groups may differ.
         maximize: Maximise the objective (then ``f_min`` bounds its negative).
         foreach: False walks over the parameters one by one.
     """
@@ -85,9 +98,20 @@ class SLS(SLSB):
         f_min: float | None = 0.0,
         *,
         averaging: bool | float | None = None,
+        weight_decay: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
     ):
         super().__init__(
-            params, lr, c, shrink, grow, f_min, 0.0, averaging=averaging, maximize=maximize, foreach=foreach
+            params,
+            lr,
+            c,
+            shrink,
+            grow,
+            f_min,
+            power=0.0,
+            averaging=averaging,
+            weight_decay=weight_decay,
+            maximize=maximize,
+            foreach=foreach,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from bisls.optim.base import LineOptimizer, Params
 from bisls.steps.base import StepRule
@@ -23,9 +23,13 @@ class SPSMax(LineOptimizer):
         f_min: A lower bound of the loss on any batch.
         averaging: Keep an averaged iterate, to be looked at between ``eval()`` and ``train()``: True for the plain mean, or
             a power p for weights (k + 1)^p.
+        weight_decay: Decoupled, as in AdamW: each parameter also goes back by its group's step times this times itself. At
+            least 0; groups may differ.
         maximize: Maximise the objective (then ``f_min`` bounds its negative).
         foreach: False walks over the parameters one by one.
     """
+
+    _stands: ClassVar[dict[str, str]] = {"max_step": "lr"}
 
     def __init__(
         self,
@@ -35,13 +39,12 @@ class SPSMax(LineOptimizer):
         f_min: float = 0.0,
         *,
         averaging: bool | float | None = None,
+        weight_decay: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
     ):
-        super().__init__(
-            params,
-            {"lr": lr, "c": c, "f_min": f_min, "averaging": averaging, "maximize": maximize, "foreach": foreach},
-        )
+        options = {"averaging": averaging, "weight_decay": weight_decay, "maximize": maximize, "foreach": foreach}
+        super().__init__(params, {"lr": lr, "c": c, "f_min": f_min, **options})
 
     def _rule(self, group: dict[str, Any]) -> StepRule:
         return Polyak(group["c"], group["f_min"], max_step=group["lr"])
@@ -72,6 +75,8 @@ class SPSB(LineOptimizer):
         power: How fast the ceiling decays: 0.5 for convex, 1 for strongly convex problems; 0 leaves the decay to a scheduler.
         averaging: Keep an averaged iterate, to be looked at between ``eval()`` and ``train()``: True for the plain mean, or
             a power p for weights (k + 1)^p.
+        weight_decay: Decoupled, as in AdamW: each parameter also goes back by its group's step times this times itself. At
+            least 0; groups may differ.
         maximize: Maximise the objective (then ``f_min`` bounds its negative).
         foreach: False walks over the parameters one by one.
 
@@ -90,6 +95,8 @@ class SPSB(LineOptimizer):
         True
     """
 
+    _stands: ClassVar[dict[str, str]] = {"step": "lr"}
+
     def __init__(
         self,
         params: Params,
@@ -99,11 +106,13 @@ class SPSB(LineOptimizer):
         power: float = 0.5,
         *,
         averaging: bool | float | None = None,
+        weight_decay: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
     ):
         numbers = {"lr": lr, "c": c, "f_min": f_min, "power": power}
-        super().__init__(params, {**numbers, "averaging": averaging, "maximize": maximize, "foreach": foreach})
+        options = {"averaging": averaging, "weight_decay": weight_decay, "maximize": maximize, "foreach": foreach}
+        super().__init__(params, {**numbers, **options})
 
     def _rule(self, group: dict[str, Any]) -> StepRule:
         return Polyak(group["c"], group["f_min"], max_step=Decay(group["lr"], group["power"]))

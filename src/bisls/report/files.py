@@ -33,13 +33,16 @@ def read_outcomes(folder: Path | str, order: Sequence[str] = ()) -> tuple[Outcom
 
 def _read(path: Path) -> Outcome:
     try:
-        return Outcome.from_json(path.read_text(encoding="utf-8"))
+        outcome = Outcome.from_json(path.read_text(encoding="utf-8"))
+        if outcome.name != path.stem:
+            raise ValueError(f"it is that of {outcome.name!r}, and has been copied or renamed")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ReportError(
             f"{path} is not an outcome ({reason}): delete the file and run `bisls reproduce {path.stem}` again; "
             "finished runs are not repeated"
         ) from error
+    return outcome
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -16,7 +16,7 @@ from bisls._version import __version__
 from bisls.outcome import Outcome, Pictures
 from bisls.report.palette import colours
 from bisls.report.plots import legend, panel_svg, picture_uris, save_panel, save_pictures
-from bisls.report.summary import DECIDING, SCALES, SYMBOLS, Origin, all_verdicts, count, described, slugs, words
+from bisls.report.summary import DECIDING, EMPTY, SCALES, SYMBOLS, Origin, all_verdicts, count, described, slugs, words
 
 TITLE = "Auto-tuned step sizes, reproduced"
 PAPER = "BiSLS/SPS: Auto-tune Step Sizes for Stable Bi-level Optimization"
@@ -63,7 +63,7 @@ def page(outcomes: Sequence[Outcome], title: str = TITLE, expected: Sequence[str
     here = files("bisls.report")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
-    verdicts = all_verdicts(outcomes)
+    verdicts, origin = all_verdicts(outcomes), Origin.of(outcomes)
     there = {outcome.name for outcome in outcomes}
     missing = [name for name in dict.fromkeys(expected) if name not in there]
     anchors = slugs([*(outcome.name for outcome in outcomes), *missing])
@@ -72,7 +72,8 @@ def page(outcomes: Sequence[Outcome], title: str = TITLE, expected: Sequence[str
         paper=PAPER,
         version=__version__,
         style=Markup(colours() + here.joinpath("style.css").read_text(encoding="utf-8")),
-        origin=Origin.of(outcomes),
+        origin=origin,
+        empty=[scale for scale in origin.scales if scale in EMPTY],
         scales=SCALES,
         symbols=SYMBOLS,
         claims=count(verdicts, ours=False),
@@ -91,6 +92,7 @@ def _figure(outcome: Outcome, anchor: str) -> dict[str, Any]:
     return {
         "outcome": outcome,
         "anchor": f"fig-{anchor}",
+        "empty": outcome.scale in EMPTY,
         "plots": [
             {
                 "panel": panel,

@@ -11,10 +11,11 @@ from bisls.outcome import Judgement, Outcome, Panel, Verdict
 
 SYMBOLS = {Judgement.HOLDS: "✓", Judgement.FAILS: "✗", Judgement.UNDECIDED: "?"}
 SCALES = {
-    "smoke": "only shows that everything runs: so small that its verdicts say little about the paper",
+    "smoke": "only shows that everything runs: so small that its verdicts mean nothing",
     "quick": "few seeds, small grids and short runs",
     "paper": "the paper's seeds, grids and lengths",
 }
+EMPTY = frozenset({"smoke"})  # the scales at which verdicts mean nothing: they are shown grey
 PACKAGES = ("bisls", "torch", "numpy", "python", "scikit-learn")
 _DECIDING = """
 Every statement was put so that the records can contradict it, and a fixed rule decides; nobody looks at a plot. What is

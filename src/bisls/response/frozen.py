@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from bisls.line import Line
-from bisls.response.base import Ray, Scene, State
-from bisls.vector import dot
+from bisls.hypergrad.base import HypergradientMethod
+from bisls.response.base import Ray, Response, Scene, State
+from bisls.states import Fields
+from bisls.vector import Vector, dot
 
 
 @dataclass(frozen=True)
-class Frozen:
+class Frozen(Response):
     """``yhat(t) = y``: for upper losses that depend on x directly, and for rules that look at value and slope alone.
 
     A search needs ``f(x, y)`` to fall along ``x``; where f depends on x only through y*(x) nothing changes along this ray
     and no search can succeed: use `Tangent` there.
     """
 
-    two_samples: ClassVar[bool] = False
+    @property
+    def follows(self) -> bool:
+        """It does not."""
+        return False
 
     def ray(self, scene: Scene, state: State) -> Ray:
         """f(x - t d, y), with the slope -<h, d> of the hypergradient."""
-        estimate = scene.estimate
-        line = Line(
-            estimate.value,
-            -dot(estimate.flat, scene.search),
-            lambda t: scene.value_at(scene.upper_batch, scene.here.moment, t, scene.y),
-            scene.max_step,
-            scene.here.eps,
-        )
-        return Ray(line)
+        slope = -dot(scene.estimate.flat, scene.search)
+        return Ray(scene.line(scene.estimate.value, slope, lambda t: scene.y, scene.sample.upper))
+
+    def keeps(self, y: Vector | None, method: HypergradientMethod) -> Fields:
+        """Nothing."""
+        return Fields()

@@ -3,44 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from bisls._check import require
-from bisls.line import Line
-from bisls.response.base import Ray, Scene, State
-from bisls.vector import dot
+from torch import Tensor
+
+from bisls._check import settle, whole_number
+from bisls.batches import Minibatches
+from bisls.hypergrad.base import HypergradientMethod
+from bisls.response.base import Ray, Response, Scene, State
+from bisls.states import Fields
+from bisls.vector import Vector, dot
 
 
 @dataclass(frozen=True)
-class GradientSteps:
+class GradientSteps(Response):
     """``yhat(t)``: n gradient steps of the last lower step size on g(x - t d, .), begun at y (the paper's Algorithm 1, n = 1).
 
-    Each trial costs n lower gradients and one upper value. The line begins at f(x, y), as in the paper's equation 14,
-    although yhat(0) is not y: the search may find nothing, however short the step. It ends after ``max_checks``
-    of the step rule then; y itself stays where the lower loop ended.
+    With a lower direction, or a lower optimiser, they are steps of that kind. Each trial costs n lower gradients and one upper
+    value. The line begins at f(x, y), as in the paper's equation 14, although yhat(0) is not y: the search may find nothing,
+    however short the step. It ends after ``max_checks`` of the step rule then; y itself stays where the lower loop ended.
 
     Args:
         n: Number of gradient steps, at least 1.
     """
 
     n: int = 1
-    two_samples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require(self, "n", self.n >= 1, "must be at least 1")
+        settle(self, n=whole_number(1))
 
     def ray(self, scene: Scene, state: State) -> Ray:
         """f(x - t d, yhat(t)), with the slope -<h, d> of the hypergradient."""
-        estimate, oracle = scene.estimate, scene.oracle
+        oracle, moment = scene.oracle, scene.here.moment
+        batches = Minibatches.repeated(scene.sample.lower.newest, self.n)
 
-        def at(t: float) -> float:
-            x, y = scene.x - t * scene.search, scene.y
-            for _ in range(self.n):
-                if not (oracle.problem.x.holds(x) and oracle.problem.y.holds(y)):
-                    return float("inf")
-                oracle.problem.x.write_(x)
-                y = y - scene.beta * oracle.lower(scene.lower_batch, y, replay=scene.here.moment).grad
-            return scene.value_at(scene.upper_batch, scene.here.moment, t, y)
+        def y_at(t: float) -> Tensor | None:
+            oracle.problem.x.write_(scene.x - t * scene.search)
+            return scene.lower.repeated(oracle, batches, scene.lowered, scene.y, moment)
 
-        slope = -dot(estimate.flat, scene.search)
-        return Ray(Line(estimate.value, slope, at, scene.max_step, scene.here.eps))
+        slope = -dot(scene.estimate.flat, scene.search)
+        return Ray(scene.line(scene.estimate.value, slope, y_at, scene.sample.upper))
+
+    def keeps(self, y: Vector | None, method: HypergradientMethod) -> Fields:
+        """Nothing."""
+        return Fields()

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from bisls.line import Line
-from bisls.response.base import Ray, Scene, State
-from bisls.vector import dot
+from bisls.hypergrad.base import HypergradientMethod
+from bisls.response.base import Ray, Response, Scene, State
+from bisls.states import Fields
+from bisls.vector import Vector, dot
 
 
 @dataclass(frozen=True)
-class Resampled:
+class Resampled(Response):
     """Two samples in the paper's way: f and ||h||^2 both from the independent upper batch, the direction from the other.
 
     It costs a second hypergradient. For rules that look at value and slope alone (`Polyak`).
     """
 
-    two_samples: ClassVar[bool] = True
+    @property
+    def two_samples(self) -> bool:
+        """That is what it is for."""
+        return True
+
+    @property
+    def searchable(self) -> bool:
+        """The slope is that of another direction."""
+        return False
+
+    @property
+    def follows(self) -> bool:
+        """It does not."""
+        return False
 
     def ray(self, scene: Scene, state: State) -> Ray:
         """The value and the squared norm that the independent batch gives."""
-        estimate = scene.estimate
-        if scene.independent:
-            estimate = scene.method.estimate(scene.oracle, scene.step_batch, scene.lower_batch, state)
-        line = Line(
-            estimate.value,
-            -dot(estimate.flat, estimate.flat),
-            lambda t: scene.value_at(scene.step_batch, scene.here.moment, t, scene.y),
-            scene.max_step,
-            scene.here.eps,
-        )
+        estimate, sample = scene.estimate, scene.sample
+        if sample.judged:
+            lower = sample.lower if scene.method.several else sample.lower.newest
+            estimate = scene.method.estimate(scene.oracle, sample.judging, lower, state)
+        slope = -dot(estimate.flat, estimate.flat)
+        line = scene.line(estimate.value, slope, lambda t: scene.y, sample.judging)
         return Ray(line, state=estimate.state, status=estimate.status)
+
+    def keeps(self, y: Vector | None, method: HypergradientMethod) -> Fields:
+        """As the hypergradient."""
+        return method.keeps(y)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bisls._check import require
-from bisls.line import Line
+from bisls._check import FLAG, having, number, optional, settle
+from bisls.hypergrad.base import HypergradientMethod
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
 from bisls.oracle import LowerGraph, MeanGraph
-from bisls.response.base import Ray, Scene, State
-from bisls.vector import dot, finite, norm
+from bisls.response.base import Ray, Response, Scene, State
+from bisls.states import Fields, Number, Row
+from bisls.vector import Vector, dot, finite, norm
 
 DIFFERENCE = 0.1  # the difference that stands for g_yx d is taken over this share of the last step
 TRUSTED = 0.8  # a step no longer than the one compared last, or whose expected error is below this share of theta, is
@@ -23,7 +23,7 @@ AGE = 5  # not compared again, but for one in so many
 
 
 @dataclass(frozen=True)
-class Tangent:
+class Tangent(Response):
     """``yhat(t) = y + t u`` with ``g_yy u = g_yx d``: the first-order path of y*(x - t d).
 
     The line begins at f(x, y) itself and its slope is ``-<grad_x f, d> + <grad_y f, u>``, which is -<h, d> whenever the same
@@ -45,40 +45,47 @@ class Tangent:
     theta: float = 0.5
     linear: LinearSolver | None = None
     exact: bool = False
-    two_samples: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self, "theta", self.theta > 0, "must be positive")
+        solves = having(LinearSolver, "must be a linear solver such as CG()")
+        settle(self, theta=number("(0, inf]", "must be positive"), linear=optional(solves), exact=FLAG)
+
+    @property
+    def two_samples(self) -> bool:
+        """Value and slope of another batch cost one gradient of f."""
+        return True
 
     def ray(self, scene: Scene, state: State) -> Ray:
         """f_j(x - t d, y + t u) on the batch j that judges the step."""
         oracle, d = scene.oracle, scene.search
-        graph = scene.estimate.graph or oracle.lower_graph(scene.lower_batch, scene.here.moment)
+        graph = scene.estimate.graph or oracle.lower_graph(scene.sample.lower.newest, scene.here.moment)
         first, *others = graph.graphs if isinstance(graph, MeanGraph) else [graph]
         pull = self._pull(scene, first)
         v = torch.stack([pull, *(self._pull(scene, other) for other in others)]).mean(0) if others else pull
-        linear = self.linear or getattr(scene.method, "linear", None) or CG(tol=1e-3)
-        solution = linear.solve(graph.hessian, v, state)
+        solution = self._linear(scene.method).solve(graph.hessian, v, state)
         u = solution.z
         if not finite(u):
             u = torch.zeros_like(u)
         # what the solve left over; taken now, since the graph holds only until the first trial moves the parameters
         drift = first.hessian(u) - pull
-        judge = oracle.upper(scene.step_batch) if scene.independent else scene.here
-        line = Line(
-            judge.value,
-            -dot(judge.grad_x, d) + dot(judge.grad_y, u),
-            lambda t: scene.value_at(scene.step_batch, judge.moment, t, scene.y + t * u),
-            scene.max_step,
-            judge.eps,
-        )
+        judge = oracle.upper(scene.sample.judging) if scene.sample.judged else scene.here
+        slope = -dot(judge.grad_x, d) + dot(judge.grad_y, u)
+        line = scene.line(judge.value, slope, lambda t: scene.y + t * u, scene.sample.judging, judge)
         return Ray(
             line,
             follow=lambda t: scene.y + t * u,
-            settle=lambda t: self._settle(scene, first, drift, norm(pull), u, t, state.get("checked")),
+            trust=lambda t: self._trusted(scene, first, drift, norm(pull), u, t, state.get("checked")),
             state=solution.state,
             status=solution.status,
         )
+
+    def keeps(self, y: Vector | None, method: HypergradientMethod) -> Fields:
+        """What the linear solver keeps, and the last comparison of the prediction."""
+        own = {"ratio": Number(0.0), "length": Number(0.0, above=True), "age": Number(0.0)}
+        return self._linear(method).keeps(y).more(checked=Row(own))
+
+    def _linear(self, method: HypergradientMethod) -> LinearSolver:
+        return self.linear or method.solver or CG(tol=1e-3)
 
     def _pull(self, scene: Scene, graph: LowerGraph) -> Tensor:
         """g_yx d: how the lower gradient changes along the ray."""
@@ -95,7 +102,7 @@ class Tangent:
                     return change / t
         return graph.mixed_transposed(d)
 
-    def _settle(
+    def _trusted(
         self,
         scene: Scene,
         graph: LowerGraph,
@@ -105,6 +112,7 @@ class Tangent:
         t: float,
         last: Tensor | None,
     ) -> tuple[float, State]:
+        """The longest step, of those no longer than t, at which the prediction holds: a trust-region test."""
         oracle, y = scene.oracle, scene.oracle.problem.y
         length = norm(scene.search)
         if change == 0.0:  # y does not respond: nothing is predicted

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, log
 
-from bisls._check import require
+from bisls._check import FINITE, FLAG, POSITIVE, either, instance, number, optional, require, settle, whole_number
 from bisls.line import Line
-from bisls.record import Status
-from bisls.steps.base import Memory, Schedule, Step, bound_at, clock, is_bound, trouble
+from bisls.states import Fields, Kind, Number
+from bisls.status import Status
+from bisls.steps.base import Memory, Schedule, Step, StepRule, bound_at, bound_kind, clock, trouble
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Grow:
     eta: float = 2.0
 
     def __post_init__(self) -> None:
-        require(self, "eta", 1 <= self.eta < inf, "must be at least 1")
+        settle(self, eta=number("[1, inf)", "must be at least 1"))
 
     @property
     def factor(self) -> float:
@@ -55,7 +56,7 @@ class Backtrack:
     factor: float = 0.9
 
     def __post_init__(self) -> None:
-        require(self, "factor", 0 < self.factor < 1, "must lie in (0, 1)")
+        settle(self, factor=number("(0, 1)"))
 
     @property
     def slowest(self) -> float:
@@ -80,8 +81,8 @@ class Interpolate:
     high: float = 0.5
 
     def __post_init__(self) -> None:
-        require(self, "low", 0 < self.low <= self.high, "must be positive and at most high")
-        require(self, "high", self.high < 1, "must be below 1")
+        settle(self, low=number("(0, inf)", "must be positive and at most high"), high=number("(0, 1)"))
+        require(self, "low", self.low <= self.high, f"must be positive and at most high ({self.high!r})")
 
     @property
     def slowest(self) -> float:
@@ -96,8 +97,16 @@ class Interpolate:
         return min(max(-line.slope * t * t / (2 * bend), self.low * t), self.high * t)
 
 
+_SHRINK = either(
+    "must be a number in (0, 1), Backtrack() or Interpolate()",
+    number("(0, 1)"),
+    instance((Backtrack, Interpolate), ""),
+)
+_RESTART = instance((Restart, Keep, Grow), "must be Restart(), Keep() or Grow(eta)")
+
+
 @dataclass(frozen=True)
-class Armijo:
+class Armijo(StepRule):
     """Line search: the first t of a shrinking sequence with ``phi(t) <= phi(0) + sufficient t phi'(0) + slack``.
 
     With ``restart=Restart()`` and a number for ``shrink`` this is SLS (the paper's equation 8), under a decaying ceiling SLSB,
@@ -151,34 +160,26 @@ class Armijo:
     uphill: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self, "start", self.start is None or 0 < self.start < inf, "must be positive and finite, or None")
-        require(self, "sufficient", 0 < self.sufficient < 1, "must lie in (0, 1)")
-        if isinstance(self.shrink, int | float):
-            require(self, "shrink", 0 < self.shrink < 1, "must lie in (0, 1)")
-        else:
-            require(
-                self,
-                "shrink",
-                isinstance(self.shrink, Backtrack | Interpolate),
-                "must be a number in (0, 1), Backtrack() or Interpolate()",
-            )
-        require(
-            self,
-            "restart",
-            isinstance(self.restart, Restart | Keep | Grow),
-            "must be Restart(), Keep() or Grow(eta)",
-        )
-        require(self, "slack", 0 <= self.slack < inf, "must be at least 0")
-        require(self, "max_step", is_bound(self.max_step), "must be positive, a schedule such as Decay(1.0), or None")
-        require(self, "max_checks", self.max_checks is None or self.max_checks >= 1, "must be at least 1, or None")
-        require(self, "uphill", 0 <= self.uphill < inf, "must be at least 0")
-        require(self, "f_min", self.f_min is None or isfinite(self.f_min), "must be finite, or None")
+        settle(self, start=optional(POSITIVE), sufficient=number("(0, 1)"), shrink=_SHRINK, restart=_RESTART)
+        settle(self, slack=number("[0, inf)", "must be at least 0"), uphill=number("[0, inf)", "must be at least 0"))
+        settle(self, max_step=bound_kind("must be positive, a schedule such as Decay(1.0), or None"))
+        settle(self, max_checks=optional(whole_number(1)), f_min=optional(FINITE), expand=FLAG)
         require(
             self,
             "start",
             self.start is not None or self.f_min is not None,
             "needs f_min, from which the Polyak step is measured; give a start where f_min is None",
         )
+
+    @property
+    def searches(self) -> bool:
+        """It does."""
+        return True
+
+    @property
+    def rests(self) -> bool:
+        """It can: on the remembered step."""
+        return True
 
     def choose(self, line: Line, memory: Memory) -> Step:
         """Search along the line."""
@@ -208,11 +209,11 @@ class Armijo:
             if value <= line.value + self.sufficient * t * line.slope + self.slack and (told or t <= first):
                 if self.expand and told and checks == 1 and memory.step is None:
                     t, value, checks = self._expanded(line, t, value, limit)
-                later = replace(memory.later(t if told else None), extra=())
+                later = memory.later(t if told else None).noting()
                 return Step(t, later, checks, Status.OK if told else Status.ROUNDING, value)
             asked = -self.sufficient * t * line.slope
             if t <= first and value <= line.value + line.rounding and asked <= line.rounding:
-                return Step(t, replace(memory.later(), extra=()), checks, Status.ROUNDING, value)
+                return Step(t, memory.later().noting(), checks, Status.ROUNDING, value)
             if value < lowest:
                 best, lowest = t, value
             if value < inf:
@@ -227,11 +228,11 @@ class Armijo:
             if t == 0.0:
                 break
         status = Status.CAPPED if finite else Status.NON_FINITE
-        later = replace(memory.later(), extra=())
+        later = memory.later().noting()
         if steepest and steepest[1] > 1 and rise < steepest[1] * (tried / steepest[0]) ** 0.5:
             # what rose was curvature (it fades as t does; a wrong slope or a jump would not): the start was far too long, and
             # the next search goes on from here. The remembered step stays what it was until a search succeeds.
-            later = replace(later, extra=(t,))
+            later = later.noting(begin=t)
         return Step(best, later, checks, status, lowest if best > 0 else None)
 
     def rest(self, line: Line, memory: Memory) -> Step:
@@ -240,6 +241,10 @@ class Armijo:
             return Step(0.0, memory.later(), status=Status.NON_FINITE)
         limit = min(line.max_step, bound_at(self.max_step, clock(line, memory)))
         return Step(min(memory.step, limit), memory.later())
+
+    def keeps(self) -> Kind:
+        """Where the next search begins, after one that began far too long."""
+        return Fields(optional={"begin": Number(0.0)})
 
     def _expanded(self, line: Line, t: float, value: float, limit: float) -> tuple[float, float, int]:
         """Double a step that passed for as long as the test holds and the loss falls."""
@@ -255,8 +260,8 @@ class Armijo:
         return t, value, checks
 
     def _first(self, line: Line, memory: Memory) -> float:
-        if memory.extra:
-            return memory.extra[0]
+        if "begin" in memory.notes:
+            return memory.notes["begin"]
         factor = self.restart.factor
         if factor is not None and memory.step is not None:
             return min(memory.step * factor, 1e300)

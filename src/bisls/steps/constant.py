@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import isfinite
 
-from bisls._check import require
+from bisls._check import POSITIVE, settle
 from bisls.line import Line
-from bisls.record import Status
-from bisls.steps.base import Memory, Step
+from bisls.states import Fields, Kind
+from bisls.status import Status
+from bisls.steps.base import Memory, Step, StepRule
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(StepRule):
     """The same step always: plain gradient descent.
 
     Args:
@@ -27,7 +28,12 @@ class Constant:
     step: float
 
     def __post_init__(self) -> None:
-        require(self, "step", 0 < self.step < inf, "must be positive and finite")
+        settle(self, step=POSITIVE)
+
+    @property
+    def scheduled(self) -> bool:
+        """It is."""
+        return True
 
     def bound(self, k: int) -> float:
         """The step at k: always the same."""
@@ -40,6 +46,10 @@ class Constant:
     def blind(self, slope: float, k: int, memory: Memory) -> Step | None:
         """The step, which no value changes."""
         return Step(self.step, memory.later(self.step))
+
+    def keeps(self) -> Kind:
+        """Nothing beside the step."""
+        return Fields()
 
 
 def scheduled(size: float, line: Line, memory: Memory) -> Step:

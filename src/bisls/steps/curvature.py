@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite, isnan
 
-from bisls._check import require
+from bisls._check import FLAG, POSITIVE, number, optional, settle, whole_number
 from bisls.line import Line
-from bisls.record import Status
-from bisls.steps.base import Memory, Step, trouble
+from bisls.states import Fields, Kind, Number
+from bisls.status import Status
+from bisls.steps.base import Memory, Step, StepRule, trouble
 
 LEAST = 1e-290  # shorter steps are not measured: one over them would not be a number
+FAR = 50  # a search for the scale that has doubled its trials so often begins anew, from the loss and its slope
 FADE = 0.97  # how fast the largest squared gradient of late is forgotten, a call
 
 
 @dataclass(frozen=True)
-class Curvature:
+class Curvature(StepRule):
     """``t = 1 / m``, m the running mean of the curvature along the rays.
 
     A trial at t shows the curvature of the line, ``q = 2 (phi(t) - phi(0) - t phi'(0)) / (t^2 |phi'(0)|)``; for steepest descent
@@ -49,10 +51,13 @@ class Curvature:
     watch: bool = False
 
     def __post_init__(self) -> None:
-        require(self, "start", self.start is None or 0 < self.start < inf, "must be positive and finite, or None")
-        require(self, "trials", self.trials >= 1, "must be at least 1")
-        require(self, "every", self.every >= 1, "must be at least 1")
-        require(self, "recent", 0 <= self.recent <= 1, "must lie in [0, 1]")
+        settle(self, start=optional(POSITIVE), trials=whole_number(1), every=whole_number(1))
+        settle(self, recent=number("[0, 1]"), watch=FLAG)
+
+    @property
+    def searches(self) -> bool:
+        """It does, now and then."""
+        return True
 
     def choose(self, line: Line, memory: Memory) -> Step:
         """The step; it is measured anew where a trial is due."""
@@ -62,7 +67,7 @@ class Curvature:
         if memory.step is None:
             return self._begin(line, memory)
         memory, due = self._noted(line.slope, memory)
-        size, count = min(memory.step or inf, line.max_step), memory.extra[0]
+        size, count = min(memory.step or inf, line.max_step), memory.notes.get("count", 1.0)
         if not due or size < LEAST:
             return Step(size, memory.later())
         q, value = self._measure(line, size)
@@ -78,7 +83,7 @@ class Curvature:
             q, m, weight, checks = shown or 1.0 / size, 1.0 / size, 1.0, checks + 1
         m += weight * (min(max(q, 0.5 * m), 10.0 * m) - m)
         found = 1.0 / max(m, 1e-300)
-        later = replace(memory, k=memory.k + 1, step=found, extra=(count + 1, *memory.extra[1:]))
+        later = Memory(memory.k + 1, found, {**memory.notes, "count": count + 1})
         return Step(min(found, line.max_step), later, checks)
 
     def blind(self, slope: float, k: int, memory: Memory) -> Step | None:
@@ -88,13 +93,17 @@ class Curvature:
         memory, due = self._noted(slope, memory)
         return None if due else Step(memory.step or 0.0, memory.later())
 
+    def keeps(self) -> Kind:
+        """How many measurements the mean is over, and the largest squared gradient of late."""
+        return Fields(optional={"count": Number(1.0), **({"peak": Number(0.0)} if self.watch else {})})
+
     def _noted(self, slope: float, memory: Memory) -> tuple[Memory, bool]:
         """The memory with the largest squared gradient of late, and whether to measure."""
-        count, peak = memory.extra[0], memory.extra[1] if len(memory.extra) > 1 else inf
+        count, peak = memory.notes.get("count", 1.0), memory.notes.get("peak", inf)
         jumped = self.watch and -slope > 2.0 * peak
         peak = -slope if peak == inf else max(-slope, FADE * peak)
         due = memory.k < self.trials or memory.k % self.every == 0 or jumped
-        return Memory(memory.k, memory.step, (count, peak) if self.watch else (count,)), due
+        return memory.noting(count=count, peak=peak) if self.watch else memory.noting(count=count), due
 
     def _begin(self, line: Line, memory: Memory) -> Step:
         # a line without curvature would be followed for ever; no loss that stays above 0 can go on falling beyond this
@@ -105,6 +114,8 @@ class Curvature:
         if t < LEAST:  # a loss so small beside its slope that no step is a number
             return Step(0.0, memory.later(), status=Status.STATIONARY)
         for checks in range(1, 101):
+            if checks == FAR and inside:  # the start was far too short: the size of the loss says more
+                t, inside = max(t, limit / 4), False
             q, value = self._measure(line, t)
             finite, shown = finite or isfinite(value), shown or q is not None
             fits = inf if q is None else 1.0 / max(q, 1e-300)
@@ -122,7 +133,7 @@ class Curvature:
                 if not shown or hidden:
                     return Step(0.0, memory.later(), checks, Status.ROUNDING)
                 t = t / 2 if fits < t else t
-                return Step(t, Memory(memory.k + 1, t, (1.0,)), checks)
+                return Step(t, Memory(memory.k + 1, t, {"count": 1.0}), checks)
             if t == 0.0:
                 break
         return Step(0.0, memory.later(), checks, Status.CAPPED if finite else Status.NON_FINITE)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
-from bisls._check import require
+from bisls._check import number, settle
 from bisls.line import Line
-from bisls.steps.base import Memory, Step, clock
+from bisls.states import Fields, Kind
+from bisls.steps.base import Memory, Step, StepRule, clock
 from bisls.steps.constant import scheduled
 
 
 @dataclass(frozen=True)
-class Decay:
+class Decay(StepRule):
     """step / (k + 1)^power: decaying gradient descent, and the ceiling gamma_bk of the paper's rules.
 
     Args:
@@ -28,13 +28,17 @@ class Decay:
     power: float = 0.5
 
     def __post_init__(self) -> None:
-        require(self, "step", self.step > 0, "must be positive")
-        require(self, "power", 0 <= self.power < inf, "must be at least 0")
+        settle(self, step=number("(0, inf]", "must be positive"), power=number("[0, inf)", "must be at least 0"))
+
+    @property
+    def scheduled(self) -> bool:
+        """It is."""
+        return True
 
     def bound(self, k: int) -> float:
         """The step at k = 0, 1, ..."""
         try:
-            return self.step / (k + 1) ** self.power
+            return self.step / float(k + 1) ** self.power
         except OverflowError:  # smaller than any number there is
             return 0.0
 
@@ -46,3 +50,7 @@ class Decay:
         """The step at k, which no value changes."""
         size = self.bound(k)
         return Step(size, memory.later(size))
+
+    def keeps(self) -> Kind:
+        """Nothing beside the step."""
+        return Fields()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bisls._check import require
+from bisls._check import having, settle
 from bisls.line import Line
-from bisls.record import Status
-from bisls.steps.base import Memory, Schedule, Step, StepRule, bound_at, clock, is_bound
+from bisls.states import Kind
+from bisls.status import Status
+from bisls.steps.base import Memory, Schedule, Step, StepRule, bound_at, bound_kind, clock
 
 
 @dataclass(frozen=True)
-class Envelope:
+class Envelope(StepRule):
     """The envelope-type step ``gamma_k = min{ max{gamma_lk, gamma~_k}, gamma_bk }``.
 
     The general member of the paper's family (its equation 9): SPSB and SLSB are ``Polyak`` and ``Armijo`` under a decaying
@@ -36,18 +38,56 @@ class Envelope:
     ceiling: float | Schedule | None = None
 
     def __post_init__(self) -> None:
-        require(self, "rule", callable(getattr(self.rule, "choose", None)), "must be a step rule such as Polyak()")
-        require(self, "floor", is_bound(self.floor, least=-1e-300), "must be at least 0, a schedule, or None")
-        require(self, "ceiling", is_bound(self.ceiling), "must be positive, a schedule, or None")
+        settle(
+            self,
+            rule=having(StepRule, "must be a step rule such as Polyak()"),
+            floor=bound_kind("must be at least 0, a schedule, or None", "[0, inf]"),
+            ceiling=bound_kind("must be positive, a schedule, or None"),
+        )
 
     def choose(self, line: Line, memory: Memory) -> Step:
         """The rule's step, held between the bounds."""
+        return self._between(self.rule.choose, line, memory)
+
+    def rest(self, line: Line, memory: Memory) -> Step:
+        """The rule's step without a search, held between the bounds."""
+        return self._between(self.rule.rest, line, memory)
+
+    def blind(self, slope: float, k: int, memory: Memory) -> Step | None:
+        """The rule's step without a value, held between the bounds."""
+        step = self.rule.blind(slope, k, memory)
+        if step is None:
+            return None
+        ceiling = bound_at(self.ceiling, k)
+        return self._raised(replace(step, size=min(step.size, ceiling)), k, ceiling)
+
+    @property
+    def scheduled(self) -> bool:
+        """As the rule inside."""
+        return self.rule.scheduled
+
+    @property
+    def searches(self) -> bool:
+        """As the rule inside."""
+        return self.rule.searches
+
+    @property
+    def rests(self) -> bool:
+        """As the rule inside."""
+        return self.rule.rests
+
+    def keeps(self) -> Kind:
+        """As the rule inside."""
+        return self.rule.keeps()
+
+    def _between(self, choose: Callable[[Line, Memory], Step], line: Line, memory: Memory) -> Step:
         k = clock(line, memory)
         ceiling = min(line.max_step, bound_at(self.ceiling, k))
-        step = self.rule.choose(replace(line, max_step=ceiling), memory)
+        return self._raised(choose(replace(line, max_step=ceiling), memory), k, ceiling)
+
+    def _raised(self, step: Step, k: int, ceiling: float) -> Step:
+        """The step, lifted to the floor where it is below it and there is something to go for."""
         if step.status in (Status.NON_FINITE, Status.STATIONARY, Status.NOT_DESCENT):
             return step
-        floor = bound_at(self.floor, k, missing=0.0)
-        if step.size >= min(floor, ceiling):
-            return step
-        return replace(step, size=min(floor, ceiling), value=None)
+        floor = min(bound_at(self.floor, k, missing=0.0), ceiling)
+        return step if step.size >= floor else replace(step, size=floor, value=None)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, sqrt
 
-from bisls._check import require
+from bisls._check import FINITE, POSITIVE, number, settle
 from bisls.line import Line
-from bisls.record import Status
-from bisls.steps.base import Memory, Schedule, Step, bound_at, clock, is_bound, trouble
+from bisls.states import Fields, Kind
+from bisls.status import Status
+from bisls.steps.base import Memory, Schedule, Step, StepRule, bound_at, bound_kind, clock, trouble
 
 
 @dataclass(frozen=True)
-class Polyak:
+class Polyak(StepRule):
     """The stochastic Polyak step ``gamma_k = min{ (f - f_min) / (c ||d||^2), gamma_bk }``.
 
     For a direction other than the gradient ||d||^2 is read as ``-slope = <gradient, d>``. With a constant ``max_step`` this is
@@ -37,7 +38,8 @@ class Polyak:
     max_step: float | Schedule | None = None
 
     def __post_init__(self) -> None:
-        check_polyak(self)
+        settle(self, c=POSITIVE, f_min=FINITE)
+        settle(self, max_step=bound_kind("must be positive, a schedule such as Decay(1.0), or None"))
 
     def choose(self, line: Line, memory: Memory) -> Step:
         """The step; none, with a status, where the line is unusable or the loss lies below ``f_min``."""
@@ -50,9 +52,13 @@ class Polyak:
             return Step(0.0, memory.later(), status=Status.STATIONARY)
         return Step(size, memory.later(size))
 
+    def keeps(self) -> Kind:
+        """Nothing beside the step."""
+        return Fields()
+
 
 @dataclass(frozen=True)
-class DecreasingPolyak:
+class DecreasingPolyak(StepRule):
     """DecSPS: ``gamma_k = (1/c_k) min{ (f - f_min) / ||d||^2, c_(k-1) gamma_(k-1) }``, ``c_k = c sqrt(k + 1)``.
 
     The steps never grow (the paper's equation 6). The first one uses ``max_step``:
@@ -76,8 +82,7 @@ class DecreasingPolyak:
     max_step: float = 1.0
 
     def __post_init__(self) -> None:
-        check_polyak(self)
-        require(self, "max_step", isinstance(self.max_step, int | float), "must be a positive number")
+        settle(self, c=POSITIVE, f_min=FINITE, max_step=number("(0, inf]", "must be a positive number"))
 
     def choose(self, line: Line, memory: Memory) -> Step:
         """The step; where the line is unusable none is taken and the recursion waits."""
@@ -93,12 +98,9 @@ class DecreasingPolyak:
             return Step(0.0, memory, status=Status.STATIONARY)
         return Step(min(size, line.max_step), memory.later(size))
 
-
-def check_polyak(rule: Polyak | DecreasingPolyak) -> None:
-    """The rules that both families of arguments obey."""
-    require(rule, "c", 0 < rule.c < inf, "must be positive and finite")
-    require(rule, "f_min", -inf < rule.f_min < inf, "must be finite")
-    require(rule, "max_step", is_bound(rule.max_step), "must be positive, a schedule such as Decay(1.0), or None")
+    def keeps(self) -> Kind:
+        """Nothing beside the step."""
+        return Fields()
 
 
 def _spent(line: Line, f_min: float) -> Status | None:

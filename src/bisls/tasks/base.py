@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bisls._check import require_argument, whole
+from bisls._check import FLAG, SEED, require_argument, settled, whole_number
 from bisls.problem import Bilevel
+from bisls.states import Fields, Numbers, Whole, read
 
 
 class Batches(Iterator[tuple[Tensor, ...]]):
@@ -51,7 +52,8 @@ class Batches(Iterator[tuple[Tensor, ...]]):
         rank: int = 0,
         world: int = 1,
     ):
-        if isinstance(tensors, Tensor) or not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        tensors = () if isinstance(tensors, Tensor) or not isinstance(tensors, Iterable) else tuple(tensors)
+        if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise ValueError("`Batches(tensors=...)` must be a tuple of at least one tensor")
         lengths = [len(tensor) if tensor.dim() else 0 for tensor in tensors]
         if len(set(lengths)) > 1:
@@ -59,13 +61,14 @@ class Batches(Iterator[tuple[Tensor, ...]]):
         if lengths[0] == 0:
             raise ValueError("`Batches(tensors=...)`: the tensors have no rows")
         rule = f"must be a whole number from 1 to the number of rows, {lengths[0]}"
-        require_argument("Batches", "batch_size", batch_size, whole(batch_size, 1) and batch_size <= lengths[0], rule)
-        require_argument("Batches", "seed", seed, whole(seed, 0), "must be a whole number, at least 0")
-        require_argument("Batches", "world", world, whole(world, 1), "must be a whole number, at least 1")
+        batch_size = settled("Batches", "batch_size", batch_size, whole_number(1, rule, most=lengths[0]))
+        seed = settled("Batches", "seed", seed, SEED)
+        indices = settled("Batches", "indices", indices, FLAG)
+        world = settled("Batches", "world", world, whole_number(1))
         rule = f"must divide batch_size={batch_size}, so that every rank takes an equal share"
         require_argument("Batches", "world", world, batch_size % world == 0, rule)
         rule = f"must be a whole number from 0 to world - 1 = {world - 1}"
-        require_argument("Batches", "rank", rank, whole(rank, 0) and rank < world, rule)
+        rank = settled("Batches", "rank", rank, whole_number(0, rule, most=world - 1))
         self.tensors = tuple(tensors)
         self.batch_size = batch_size
         self.seed = seed
@@ -103,23 +106,31 @@ class Batches(Iterator[tuple[Tensor, ...]]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a place that `state_dict` gave, bit for bit."""
-        missing = {"generator", "order", "position"} - set(state)
-        if missing:
-            raise ValueError(f"`Batches.load_state_dict(...)`: the state lacks {', '.join(sorted(missing))}")
-        if len(state["order"]) != self._rows:
+        """Continue from a place that `state_dict` gave, bit for bit.
+
+        Raises:
+            ValueError: It is no such place, or one in other data; nothing was loaded.
+        """
+        call = "`Batches.load_state_dict(...)`"
+        order = state.get("order") if isinstance(state, Mapping) else None
+        if isinstance(order, Tensor) and order.dim() == 1 and len(order) != self._rows:
             raise ValueError(
-                f"`Batches.load_state_dict(...)`: the state is of {len(state['order'])} rows, the data have {self._rows}; "
-                "it was saved from other data"
+                f"{call}: the state is of {len(order)} rows, the data have {self._rows}; it was saved from other data"
             )
-        self._generator.set_state(state["generator"].cpu())
-        self._order = state["order"].cpu().clone()
+        words = Numbers(tuple(self._generator.get_state().shape), (torch.uint8,), device=torch.device("cpu"))
+        rows = Numbers((self._rows,), (torch.int64,), device=torch.device("cpu"), wrong=_no_order)
+        own = read(call, Fields({"generator": words, "order": rows, "position": Whole(0, self._rows)}), state)
+        self._generator.set_state(own["generator"])
+        self._order, self._position = own["order"], own["position"]
         self._own_order = self._order.to(self.tensors[0].device)
-        self._position = int(state["position"])
 
     def __repr__(self) -> str:
         share = f", rank={self.rank}, world={self.world}" if self.world > 1 else ""
         return f"Batches({self._rows:,} rows, batch_size={self.batch_size:,}, seed={self.seed}{share})"
+
+
+def _no_order(rows: Tensor) -> str:
+    return "" if torch.equal(rows.sort().values, torch.arange(len(rows)).to(rows)) else "is no order of the rows"
 
 
 Data = tuple[Tensor, ...] | Batches
@@ -161,12 +172,12 @@ def data(
     if batch_size is None:
         return (*tensors, torch.arange(len(tensors[0]), device=tensors[0].device)) if rows else tensors
     rule = f"must be None (all rows at every step) or a whole number from 1 to the number of rows, {len(tensors[0])}"
-    require_argument(call, name, batch_size, whole(batch_size, 1) and batch_size <= len(tensors[0]), rule)
+    batch_size = settled(call, name, batch_size, whole_number(1, rule, most=len(tensors[0])))
     return Batches(tensors, batch_size, seed, indices=rows)
 
 
 def streams(call: str, seed: int, count: int) -> list[torch.Generator]:
     """Independent generators from one seed, so that the split, the start and both samplers do not move together."""
-    require_argument(call, "seed", seed, whole(seed, 0), "must be a whole number, at least 0")
+    seed = settled(call, "seed", seed, SEED)
     seeds = torch.randint(2**62, (count,), generator=torch.Generator().manual_seed(seed))
     return [torch.Generator().manual_seed(int(own)) for own in seeds]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bisls._check import require_argument, whole
+from bisls._check import number, require_argument, settled, whole_number
 from bisls.problem import Bilevel
 from bisls.tasks.base import Task, data, streams
 from bisls.tasks.inputs import classes, floating, pictures
@@ -64,10 +63,10 @@ def cleaning(
     """
     call = "cleaning"
     floating(call, dtype)
-    require_argument(call, "corrupted", corrupted, 0 <= corrupted <= 1, "must lie in [0, 1]")
-    require_argument(call, "l2", l2, 0 < l2 < math.inf, "must be a finite number above 0")
-    for name, value in (("train", train), ("validation", validation)):
-        require_argument(call, name, value, whole(value, 1), "must be a whole number, at least 1")
+    corrupted = settled(call, "corrupted", corrupted, number("[0, 1]"))
+    l2 = settled(call, "l2", l2, number("(0, inf)", "must be a finite number above 0"))
+    train = settled(call, "train", train, whole_number(1))
+    validation = settled(call, "validation", validation, whole_number(1))
     features = pictures(call, images, dtype, (2, 3, 4), "N x features, N x rows x columns, ...").flatten(1)
     truth = classes(call, labels, len(features))
     rule = f"+ validation={validation!r} must be at most the number of rows, {len(features)}"

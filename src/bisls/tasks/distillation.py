@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bisls._check import require_argument, whole
+from bisls._check import number, settled, whole_number
 from bisls.problem import Bilevel
 from bisls.tasks.base import Task, data, streams
 from bisls.tasks.inputs import classes, floating, pictures
@@ -64,13 +64,13 @@ def distillation(
     """
     call = "distillation"
     floating(call, dtype)
-    require_argument(call, "per_class", per_class, whole(per_class, 1), "must be a whole number, at least 1")
-    require_argument(call, "lower_iters", lower_iters, whole(lower_iters, 1), "must be a whole number, at least 1")
-    require_argument(call, "l2", l2, 0 < l2 < math.inf, "must be a finite number above 0")
+    per_class = settled(call, "per_class", per_class, whole_number(1))
+    lower_iters = settled(call, "lower_iters", lower_iters, whole_number(1))
+    l2 = settled(call, "l2", l2, number("(0, inf)", "must be a finite number above 0"))
     real = pictures(call, images, dtype, (2, 3, 4), "N pictures: N x pixels, N x rows x columns, ...")
     truth = classes(call, labels, len(real))
     rule = f"must be a whole number that leaves upper samples: from 0 to {len(real) - 1}"
-    require_argument(call, "test_size", test_size, whole(test_size, 0) and test_size < len(real), rule)
+    test_size = settled(call, "test_size", test_size, whole_number(0, rule, most=len(real) - 1))
 
     split_rng, upper_rng = streams(call, seed, 2)
     order = torch.randperm(len(real), generator=split_rng).to(real.device)

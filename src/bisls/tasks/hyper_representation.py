@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bisls._check import require_argument, whole
+from bisls._check import FINITE, number, require_argument, settled, whole_number
 from bisls.problem import Bilevel
 from bisls.tasks.base import Task, data, streams
 from bisls.tasks.inputs import classes, floating, pictures
@@ -117,14 +117,12 @@ def hyper_representation(
     """
     call = "hyper_representation"
     floating(call, dtype)
-    for name, value, least in (
-        ("lower_size", lower_size, 1),
-        ("test_size", test_size, 0),
-        ("evaluate_on", evaluate_on, 1),
-    ):
-        require_argument(call, name, value, whole(value, least), f"must be a whole number, at least {least}")
-    require_argument(call, "ridge", ridge, 0 < ridge < float("inf"), "must be a finite number above 0")
-    require_argument(call, "sd", sd, 0 < sd < float("inf"), "must be a finite number above 0")
+    lower_size = settled(call, "lower_size", lower_size, whole_number(1))
+    test_size = settled(call, "test_size", test_size, whole_number(0))
+    evaluate_on = settled(call, "evaluate_on", evaluate_on, whole_number(1))
+    above = number("(0, inf)", "must be a finite number above 0")
+    ridge, sd = settled(call, "ridge", ridge, above), settled(call, "sd", sd, above)
+    mean = settled(call, "mean", mean, FINITE)
     require_argument(call, "loss", loss, isinstance(loss, HeadLoss), "must be a HeadLoss, such as LeastSquares()")
     pixels = pictures(call, images, dtype, (3,), "N x 28 x 28")
     if pixels.shape[1:] != (28, 28):

@@ -57,7 +57,7 @@ def classes(call: str, labels: Any, rows: int, name: str = "labels") -> Tensor:
 def floating(call: str, dtype: torch.dtype) -> None:
     """Only the two precisions in which the tasks are meant to be used."""
     require_argument(
-        call, "dtype", dtype, dtype in (torch.float32, torch.float64), "must be torch.float32 or torch.float64"
+        call, "dtype", dtype, dtype is torch.float32 or dtype is torch.float64, "must be torch.float32 or torch.float64"
     )
 
 

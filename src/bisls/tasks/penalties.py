@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bisls._check import function, settled
 from bisls.problem import Bilevel
 from bisls.tasks.base import Task, data, streams
 from bisls.tasks.inputs import floating, real, tensor_of
@@ -152,8 +153,7 @@ def _task(
     (features, truth), (new_features, new_truth), _ = parts
     x = features.new_zeros(features.shape[1]).requires_grad_()
     w = features.new_zeros(features.shape[1]).requires_grad_()
-    if not callable(penalty):
-        raise ValueError(f"`{call}(penalty=...)` must be a callable from x to penalties, got {type(penalty).__name__}")
+    settled(call, "penalty", penalty, function(1, "must be a callable from x to penalties"))
 
     def lower_loss(batch: tuple[Tensor, ...]) -> Tensor:
         return fit_loss(batch[0] @ w, batch[1]) + 0.5 * (penalty(x) * w * w).sum()

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bisls._check import require_argument, whole
+from bisls._check import number, settled, whole_number
 from bisls.problem import Bilevel
 from bisls.tasks.base import Task, streams
 from bisls.tasks.inputs import floating
@@ -44,10 +44,9 @@ def quadratic(
         >>> task.metrics()["gap"] > 0.1
         True
     """
-    require_argument("quadratic", "n_upper", n_upper, whole(n_upper, 1), "must be a whole number, at least 1")
-    require_argument("quadratic", "n_lower", n_lower, whole(n_lower, 1), "must be a whole number, at least 1")
-    rule = "must be a finite number, at least 1"
-    require_argument("quadratic", "condition", condition, 1.0 <= condition < math.inf, rule)
+    n_upper = settled("quadratic", "n_upper", n_upper, whole_number(1))
+    n_lower = settled("quadratic", "n_lower", n_lower, whole_number(1))
+    condition = settled("quadratic", "condition", condition, number("[1, inf)", "must be a finite number, at least 1"))
     floating("quadratic", dtype)
     (rng,) = streams("quadratic", seed, 1)
 

@@ -7,18 +7,18 @@ from math import isfinite
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan
 from bisls.experiments.drawing import limits
+from bisls.experiments.evidence import DECIDES, if_progressed, initial
 from bisls.experiments.judging import alike, at_most, below, claim, listed, mean, ours, show, yes
-from bisls.experiments.progress import DECIDES, begun, earned
-from bisls.experiments.stochastic import AUTO, CEILING, Groups, classification, curves, described, late
+from bisls.experiments.stochastic import AUTO, CEILING, Groups, classification, curves, describe, late, under
 from bisls.outcome import Judgement, Panel, Verdict
 
-METHODS = {
-    "SPSB": ("spsb", 1),
-    "SPSB, two samples": ("spsb", 2),
-    "SLSB": ("slsb", 1),
-    "SLSB, two samples": ("slsb", 2),
-    "decaying SGD": ("sgd-decay", 1),
-    AUTO: ("auto", 1),
+METHODS = {  # and how many samples
+    "SPSB": 1,
+    "SPSB, two samples": 2,
+    "SLSB": 1,
+    "SLSB, two samples": 2,
+    "decaying SGD": 1,
+    AUTO: 1,
 }
 RULES = ("SPSB", "SLSB")
 ALIKE = 0.1  # losses that differ by less than this share are alike
@@ -27,9 +27,10 @@ ENDED = 0.9  # the step has ended on the ceiling where so large a share of the l
 
 def ask(plan: Plan) -> Asking:
     """Four runs with a ceiling, decaying SGD, Auto."""
-    wanted = {name: classification(plan, 0, method, samples=n) for name, (method, n) in METHODS.items()}
+    methods = under(CEILING, *METHODS)
+    wanted = {name: classification(plan, 0, method, samples=METHODS[name]) for name, method in methods.items()}
     groups = yield from over_seeds(plan.each_seed, wanted)
-    settings = described(
+    settings = describe(
         wanted["SPSB"],
         ceiling=f"gamma_b0 = {CEILING:g}, decaying as 1 / sqrt(k + 1); c = 1 for SPSB, 0.1 for SLSB",
         samples="two samples: the gradient of one batch, the step from an independent one",
@@ -52,11 +53,11 @@ def judge(groups: Groups) -> tuple[Verdict, ...]:
     """One and two samples alike in loss, not in the step's unrest; the ceiling at the end."""
     ends = {name: [late(run) for run in runs] for name, runs in groups.items()}
     free = {name: [run.numbers["below"] for run in groups[name]] for name in METHODS if name.startswith(RULES)}
-    first, verdicts = begun(*groups.values()), []
+    first, verdicts = initial(*groups.values()), []
     for rule in RULES:
         pair = (rule, f"{rule}, two samples")
         judged, ratio = alike({name: ends[name] for name in pair}, ALIKE)
-        judged = earned(judged, first, *(ends[name] for name in pair))
+        judged = if_progressed(judged, first, *(ends[name] for name in pair))
         if max(mean(free[name]) for name in pair) < DECIDES:  # then both are decaying SGD
             judged = Judgement.UNDECIDED
         text = f"{rule} with one and with two samples end alike (train losses within {ALIKE:.0%})"
@@ -84,7 +85,7 @@ def judge(groups: Groups) -> tuple[Verdict, ...]:
     paper = {name: values for name, values in ends.items() if name != AUTO}
     best = min(paper, key=lambda name: mean(paper[name]))
     text = f"Auto ends at or below the best of the others ({best})"
-    own = earned(at_most(ends[AUTO], paper[best]), first, ends[AUTO])
+    own = if_progressed(at_most(ends[AUTO], paper[best]), first, ends[AUTO])
     return (*verdicts, ours(text, own, listed(ends)))
 
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from bisls.experiments.asking import gather
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
-from bisls.experiments.bilevel import describe, pictures
+from bisls.experiments.bilevel import DEFAULT, OWN, describe, pictures, shown_search, shown_solver
 from bisls.experiments.distillation import (
-    DEFAULT,
+    CONSTANT,
+    IDENTITY,
     LOWER,
-    OURS,
-    SEARCH,
+    NEUMANN,
     Groups,
     album,
     distillation,
@@ -22,10 +22,12 @@ from bisls.experiments.distillation import (
     finals,
     grid,
     learnt,
+    learnt_pictures,
     losses,
     own_verdicts,
     recognised,
     reference,
+    searched,
     seeds,
     tuned,
 )
@@ -34,7 +36,8 @@ from bisls.experiments.judging import at_most, below, both, claim, listed, mean,
 from bisls.outcome import Panel, Verdict
 
 SLS = "BiSLS-SGD"
-LINEAR = {"neumann": "Neumann", "identity": "identity"}
+LINEAR = {"Neumann": NEUMANN, "identity": IDENTITY}
+LONG = {SLS: f"{SLS}, long", OWN: f"{OWN}, long"}  # the runs for the pictures
 FIXED, FREE = f"with beta = {LOWER:g}", "with both steps tuned"
 MOST = 8  # of ten pictures
 
@@ -43,47 +46,48 @@ def ask(plan: Plan) -> Asking:
     """Adam and SGD tuned with either hypergradient, BiSLS-SGD with it, the default; two long runs for the pictures."""
     rivals: dict[str, dict[str, Groups]] = {}
     chosen = []
-    for linear in LINEAR:
+    for linear, hypergrad in LINEAR.items():
         grids = {
-            f"{name}, {short}": (name.lower(), grid(plan, name.lower(), beta))
+            f"{name}, {short}": (method.but(hypergrad=hypergrad), grid(plan, name, beta))
             for short, beta in ((f"beta {LOWER:g}", LOWER), ("tuned", None))
-            for name in ("Adam", "SGD")
+            for name, method in CONSTANT.items()
         }
-        best = yield from tuned(plan, grids, linear=linear)
-        chosen += [f"{LINEAR[linear]}: {name} {one}" for name, one in best.items()]
+        best = yield from tuned(plan, grids)
+        chosen += [f"{linear}: {name} {one}" for name, one in best.items()]
         rivals[linear] = {
             reading: {name: one.runs for name, one in best.items() if name.endswith("tuned") == (reading == FREE)}
             for reading in (FIXED, FREE)
         }
     long = {"steps": plan.pick(12, 600, 3000), "every": plan.pick(6, 100, 250), "pictures": True}
-    wanted = {linear: seeds(plan, "bisls-sgd", linear=linear) for linear in LINEAR}
-    wanted |= {DEFAULT: seeds(plan, DEFAULT)}
-    wanted |= {OURS: [distillation(plan, 0, DEFAULT, **long)], SLS: [distillation(plan, 0, "bisls-sgd", **long)]}
+    wanted = {linear: seeds(plan, searched(plan, hypergrad=hypergrad)) for linear, hypergrad in LINEAR.items()}
+    wanted[OWN] = seeds(plan, DEFAULT)
+    both_long = {SLS: searched(plan), OWN: DEFAULT}
+    wanted |= {LONG[name]: [distillation(plan, 0, method, **long)] for name, method in both_long.items()}
     found = yield from gather(wanted)
     panels = [
         losses(
-            shown.capitalize(), {SLS: found[linear], **rivals[linear][FIXED], **rivals[linear][FREE]}, found[DEFAULT],
-            f"Validation loss over iterations, {shown}: BiSLS-SGD, Adam and SGD with tuned steps, and the default.",
+            linear.capitalize(), {SLS: found[linear], **rivals[linear][FIXED], **rivals[linear][FREE]}, found[OWN],
+            f"Validation loss over iterations, {linear}: BiSLS-SGD, Adam and SGD with tuned steps, and the default.",
             tuple(rivals[linear][FIXED]),
         )
-        for linear, shown in LINEAR.items()
+        for linear in LINEAR
     ]  # fmt: skip
-    lines = (curve(SLS, found[SLS], "accuracy"), curve(OURS, found[OURS], "accuracy", ours=True))
+    lines = tuple(curve(name, found[LONG[name]], "accuracy", ours=name == OWN) for name in LONG)
     alt = "Accuracy on unseen digits of a model trained to the end on the learnt pictures, over the iterations of the long runs."
     panels.append(
         Panel("Training on the learnt pictures", "upper iteration", "accuracy on unseen digits", lines, alt=alt)
     )
     after = f"after {long['steps']} iterations"
-    albums = tuple(album(f"{name} {after}", found[name][0]) for name in (SLS, OURS))
-    verdicts = judge_losses(rivals, {linear: found[linear] for linear in LINEAR}, found[DEFAULT])
-    data = wanted[SLS][0].data
-    longs = {name: found[name][0] for name in (SLS, OURS)}
+    longs = {name: found[own][0] for name, own in LONG.items()}
+    albums = tuple(album(f"{name} {after}", record) for name, record in longs.items())
+    verdicts = judge_losses(rivals, {linear: found[linear] for linear in LINEAR}, found[OWN])
+    data = wanted[OWN][0].data
     verdicts += judge_pictures(longs, class_means(data), reference(data))
     settings = describe(
         wanted["identity"][0],
-        hypergradient="(a) the sum of 10 Neumann terms, (b) identity, (c) identity; the default uses CG throughout",
+        hypergradient=f"(a) {shown_solver(NEUMANN.linear)}, (b) identity, (c) identity; the default uses CG throughout",
         tuned="; ".join(chosen) + "; by the final loss on the first seed",
-        BiSLS=f"reset option 3 with eta 2, w = 0.9, p = 0.1, delta = 0; searches begin at {SEARCH[0]:g} and {SEARCH[1]:g}",
+        BiSLS=shown_search(searched(plan)),
         pictures=f"{after} (3000 in the paper), one seed, each drawn from its darkest to its brightest value",
         deviations=f"the paper does not say whether the tuned methods have beta = {LOWER:g} here as in its figure for T = 50: "
         "both are run; it does not say which hypergradient made the pictures",
@@ -98,20 +102,20 @@ def class_means(data: str) -> np.ndarray:
 
 
 def judge_losses(
-    rivals: Mapping[str, Mapping[str, Groups]], searched: Groups, default: Sequence[RunRecord]
+    rivals: Mapping[str, Mapping[str, Groups]], searches: Groups, default: Sequence[RunRecord]
 ) -> tuple[Verdict, ...]:
     """BiSLS-SGD against the tuned methods at the last iteration, for each hypergradient and each way of tuning."""
     verdicts, everything = [], {}
     for linear, readings in rivals.items():
-        runs, shown = searched[linear], LINEAR[linear]
-        everything[f"{SLS}, {shown}"] = runs
+        runs = searches[linear]
+        everything[f"{SLS}, {linear}"] = runs
         for reading, groups in readings.items():
             ends = {name: finals(own) for name, own in groups.items()}
             judgement = learnt(both(*(below(finals(runs), values) for values in ends.values())), runs)
-            statement = f"BiSLS-SGD ends below Adam and SGD {reading} ({shown})"
+            statement = f"BiSLS-SGD ends below Adam and SGD {reading} ({linear})"
             numbers = f"{SLS} {show(mean(finals(runs)))} (F(x) {show(mean(exacts(runs)))}), {listed(ends)}"
             verdicts.append(claim(statement, judgement, numbers))
-            everything |= {f"{name}, {shown}": own for name, own in groups.items()}
+            everything |= {f"{name}, {linear}": own for name, own in groups.items()}
     return (*verdicts, *own_verdicts(default, everything))
 
 
@@ -125,8 +129,10 @@ def judge_pictures(runs: Mapping[str, RunRecord], means: np.ndarray, plain: floa
     """
     verdicts = []
     for name, record in runs.items():
-        say = ours if name == OURS else claim
-        count = 0 if record.error else recognised(record.curve("pictures").reshape(10, -1), means)
+        say = ours if name == OWN else claim
+        rows = learnt_pictures(record)
+        lost = record.error or rows.shape != means.shape
+        count = 0 if lost else recognised(rows, means)
         statement = (
             f"{name}: at least {MOST} of the 10 learnt pictures correlate most with the mean picture of their own digit"
         )

@@ -6,19 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
-from bisls.experiments.representation import all_alike, by_method, describe_dear, own_at_most_all
+from bisls.experiments.bilevel import shown_restart
+from bisls.experiments.representation import all_alike, by_method, describe_restarting, own_at_most_all
 from bisls.outcome import Verdict
+from bisls.steps import Grow, Restart
 
 NONE = "delta = 0"
 
 
-def asking(plan: Plan, option: str, settings: Mapping[str, Any]) -> Asking:
+def asking(plan: Plan, restart: Restart | Grow) -> Asking:
     """Each delta for BiSLS-SGD and BiSLS-Adam, at a reset option."""
     deltas = plan.pick((1e-2,), (1e-8, 1e-2), (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2))
-    variants = {NONE: settings} | {f"delta = {delta:g}": {**settings, "slack": delta} for delta in deltas}
+    variants: dict[str, dict[str, Any]] = {NONE: {"restart": restart}}
+    variants |= {f"delta = {delta:g}": {"restart": restart, "slack": delta} for delta in deltas}
     groups, own, panels = yield from by_method(plan, variants)
-    shown = describe_dear(
-        plan, reset=option, delta="the paper varies it over six orders and does not say which; 0 is beside"
+    shown = describe_restarting(
+        plan,
+        reset=shown_restart(restart),
+        delta="the paper varies it over six orders and does not say which; 0 is beside",
     )
     return Findings(panels, judge(groups, own), shown)
 
@@ -34,7 +39,7 @@ def judge(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], own: Sequence
 
 def ask(plan: Plan) -> Asking:
     """Option 1."""
-    return asking(plan, "option 1", {"reset": 1})
+    return asking(plan, Restart())
 
 
 FIGURE = Figure(

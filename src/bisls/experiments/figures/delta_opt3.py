@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisls.experiments.base import Asking, Figure, Plan
 from bisls.experiments.figures.delta_opt1 import asking
+from bisls.steps import Grow
 
 
 def ask(plan: Plan) -> Asking:
     """Option 3."""
-    return asking(plan, "option 3, eta = 10", {"reset": 3, "eta": 10.0})
+    return asking(plan, Grow(10.0))
 
 
 FIGURE = Figure(

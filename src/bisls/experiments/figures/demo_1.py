@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
-from bisls.experiments.bilevel import describe
+from bisls.experiments.bilevel import DEFAULT, OWN, constant, describe
 from bisls.experiments.drawing import curve, limits
 from bisls.experiments.judging import below, claim, listed, mean, ours, show, yes
-from bisls.experiments.representation import DEFAULT, finals, learnt, representation
-from bisls.outcome import Panel, Verdict
+from bisls.experiments.representation import CONSTANT, finals, learnt, representation
+from bisls.outcome import Judgement, Panel, Verdict
 
 ALPHA, BETA = 0.005, 0.01  # what is held fixed while the other one varies
 
@@ -22,9 +23,9 @@ def ask(plan: Plan) -> Asking:
     pairs = {f"beta {beta:g}": (ALPHA, beta) for beta in betas} | {
         f"alpha {alpha:g}": (alpha, BETA) for alpha in alphas
     }
-    wanted = {name: representation(plan, 0, "sgd", alpha=a, beta=b) for name, (a, b) in pairs.items()}
+    wanted = {name: representation(plan, 0, constant(CONSTANT["sgd"], a, b)) for name, (a, b) in pairs.items()}
     shown = describe(next(iter(wanted.values())), method="SGD with constant steps")
-    wanted[DEFAULT] = representation(plan, 0, DEFAULT)
+    wanted[OWN] = representation(plan, 0, DEFAULT)
     groups = yield from over_seeds(plan.each_seed, wanted)
     panels = []
     for title, start in (
@@ -32,7 +33,7 @@ def ask(plan: Plan) -> Asking:
         (f"Upper step alpha (beta = {BETA})", "alpha"),
     ):
         lines = [curve(name, runs, "loss") for name, runs in groups.items() if name.startswith(start)]
-        lines.append(curve("BiSLS, nothing set", groups[DEFAULT], "loss", ours=True))
+        lines.append(curve(OWN, groups[OWN], "loss", ours=True))
         ylim = limits(lines, 1.0)
         panels.append(Panel(title, "upper iteration", "validation loss", tuple(lines), yscale="log", ylim=ylim))
     return Findings(tuple(panels), judge(groups), shown)
@@ -43,16 +44,18 @@ def judge(groups: Mapping[str, Sequence[RunRecord]]) -> tuple[Verdict, ...]:
     verdicts = []
     for name in ("beta", "alpha"):
         ends = {label: finals(runs) for label, runs in groups.items() if label.startswith(name)}
-        start = mean([run.curves["loss"][0] for run in groups[DEFAULT]])
+        start = mean([run.first("loss") for run in groups[OWN]])
         best, worst = min(map(mean, ends.values())), max(map(mean, ends.values()))
         spread = yes(best < 0.8 * start and worst > start - 0.2 * (start - best))
+        if not isfinite(start):  # nobody knows where they began
+            spread = Judgement.UNDECIDED
         statement = f"Over the grid of {name}, one value diverges or stalls while another converges"
         verdicts.append(claim(statement, spread, f"loss at the start {show(start)}; at the end {listed(ends)}"))
-    ends = {label: finals(runs) for label, runs in groups.items() if label != DEFAULT}
+    ends = {label: finals(runs) for label, runs in groups.items() if label != OWN}
     best_name = min(ends, key=lambda label: mean(ends[label]))
-    own = finals(groups[DEFAULT])
+    own = finals(groups[OWN])
     numbers = f"BiSLS {show(mean(own))}, best of both grids ({best_name}) {show(mean(ends[best_name]))}"
-    judgement = learnt(below(own, ends[best_name]), groups[DEFAULT])
+    judgement = learnt(below(own, ends[best_name]), groups[OWN])
     verdicts.append(ours("The default ends below every value of both grids", judgement, numbers))
     return tuple(verdicts)
 

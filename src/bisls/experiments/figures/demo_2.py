@@ -9,22 +9,24 @@ import numpy as np
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.drawing import dots, limits
+from bisls.experiments.evidence import if_progressed, initial
 from bisls.experiments.judging import at_most, below, both, claim, listed, mean, ours, show, yes
-from bisls.experiments.progress import begun, earned
-from bisls.experiments.stochastic import AUTO, CEILING, Groups, classification, curves, described, late, wobble
-from bisls.outcome import Panel, Verdict
+from bisls.experiments.stochastic import (
+    AUTO,
+    CEILING,
+    METHODS,
+    Groups,
+    classification,
+    curves,
+    describe,
+    late,
+    under,
+    wobble,
+)
+from bisls.outcome import Judgement, Panel, Verdict
 
-METHODS = {
-    "SPS_max": "sps_max",
-    "SLS": "sls",
-    "DecSPS": "decsps",
-    "SPSB": "spsb",
-    "SLSB": "slsb",
-    "decaying SGD": "sgd-decay",
-    AUTO: "auto",
-}
 STRICT, EPOCHS = "SLS, c = 0.999", 4  # a search of a hundred checks a step, so not all epochs
-SWEPT = {"decaying SGD": "sgd-decay", "SPSB": "spsb"}
+SWEPT = ("decaying SGD", "SPSB")
 OTHERS = ("SPS_max", "SLS", "DecSPS", "decaying SGD")
 C = (
     "1 for the Polyak steps, 0.1 for SLS and SLSB. The paper's 1 for SLS can't hold for a convex loss, which no step decreases "
@@ -40,15 +42,16 @@ def ask(plan: Plan) -> Asking:
     gammas = plan.pick(
         (1.0, CEILING), (1.0, 10.0, 100.0, CEILING, 1e4), (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, CEILING, 3e3, 1e4)
     )
-    wanted = {(name, CEILING): classification(plan, 0, method) for name, method in METHODS.items()}
-    first = wanted["SPSB", CEILING]
-    wanted |= {(name, g): classification(plan, 0, method, gamma=g) for name, method in SWEPT.items() for g in gammas}
-    wanted[STRICT, CEILING] = classification(plan, 0, "sls", c=0.999, epochs=min(EPOCHS, first.epochs))
+    methods = {(name, CEILING): method for name, method in under(CEILING, *METHODS).items()}
+    methods |= {(name, gamma): method for gamma in gammas for name, method in under(gamma, *SWEPT).items()}
+    wanted = {key: classification(plan, 0, method) for key, method in methods.items()}
+    first, strict = wanted["SPSB", CEILING], methods["SLS", CEILING].but(c=0.999)
+    wanted[STRICT, CEILING] = classification(plan, 0, strict, epochs=min(EPOCHS, first.epochs))
     found = yield from over_seeds(plan.each_seed, wanted)
     groups = {name: found[name, CEILING] for name in (*METHODS, STRICT)}
     sweep = {name: [found[name, gamma] for gamma in gammas] for name in SWEPT}
     ceilings = f"(a) gamma_b0 = {', '.join(f'{g:g}' for g in gammas)}; (b, c) gamma_b0 = {CEILING:g}"
-    settings = described(first, ceilings=ceilings, c=C)
+    settings = describe(first, ceilings=ceilings, c=C)
     return Findings(panels(groups, sweep, gammas), judge(groups, sweep), settings)
 
 
@@ -73,29 +76,33 @@ def panels(groups: Groups, sweep: Sweep, gammas: Sequence[float]) -> tuple[Panel
 
 def lowest(runs: Sequence[RunRecord]) -> list[float]:
     """The lowest loss of each run; infinite where the run was lost."""
-    return [float("inf") if run.error else min(run.curves["loss"]) for run in runs]
+    return [float("inf") if run.error else min(run.curves["loss"], default=float("inf")) for run in runs]
 
 
 def shortened(run: RunRecord, other: RunRecord) -> float:
-    """The median step of a run over that of another, over the iterations that both have."""
-    last = min(run.curves["step_k"][-1], other.curves["step_k"][-1])
-    mine, theirs = (np.median(r.curve("step")[r.curve("step_k") <= last]) for r in (run, other))
-    return float(mine / theirs)
+    """The median step of a run over that of another, over the iterations that both have; not a number where they have none."""
+    both = [list(zip(r.curves["step_k"], r.curves["step"], strict=False)) for r in (run, other)]
+    last = min((steps[-1][0] if steps else float("-inf") for steps in both), default=float("-inf"))
+    mine, theirs = ([step for k, step in steps if k <= last] for steps in both)
+    return float(np.median(mine) / np.median(theirs)) if mine and theirs and np.median(theirs) else float("nan")
 
 
 def judge(groups: Groups, sweep: Sweep) -> tuple[Verdict, ...]:
     """Spread over ceilings, order at the end, unrest late, DecSPS's ceiling, the paper's c, and Auto."""
     spreads = {
-        name: [max(each) / min(each) for each in zip(*map(lowest, row), strict=True)] for name, row in sweep.items()
+        name: [max(each) / min(each) if min(each) else float("inf") for each in zip(*map(lowest, row), strict=True)]
+        for name, row in sweep.items()
     }
-    first = begun(*groups.values())
+    first = initial(*groups.values())
     ends = {name: [late(run) for run in groups[name]] for name in METHODS}
     unrest = {name: [wobble(run) for run in groups[name]] for name in (*OTHERS, "SPSB", "SLSB")}
     calm = {name: [ERRATIC * value for value in unrest[name]] for name in ("SPSB", "SLSB")}
     erratic = [
-        earned(below(calm[steady], unrest[name]), first, ends[steady]) for name in ("SPS_max", "SLS") for steady in calm
+        if_progressed(below(calm[steady], unrest[name]), first, ends[steady])
+        for name in ("SPS_max", "SLS")
+        for steady in calm
     ]
-    best = [earned(at_most(ends[name], ends[other]), first, ends[name]) for name in calm for other in OTHERS]
+    best = [if_progressed(at_most(ends[name], ends[other]), first, ends[name]) for name in calm for other in OTHERS]
     most = max(run.numbers["most"] for run in groups["DecSPS"])
     least = min(run.numbers["least"] for run in groups["DecSPS"])
     paper = {name: ends[name] for name in METHODS if name != AUTO}
@@ -105,13 +112,13 @@ def judge(groups: Groups, sweep: Sweep) -> tuple[Verdict, ...]:
     return (
         claim(
             "(a) Over the ceilings, the lowest train loss of SPSB spreads less than that of decaying SGD (largest / smallest)",
-            earned(below(spreads["SPSB"], spreads["decaying SGD"]), first, *map(lowest, sweep["SPSB"])),
+            if_progressed(below(spreads["SPSB"], spreads["decaying SGD"]), first, *map(lowest, sweep["SPSB"])),
             listed(spreads),
         ),
         claim(f"(b) SPSB and SLSB end at or below {', '.join(OTHERS)}", both(*best), numbers),
         claim(
             "(b) DecSPS ends above SPS_max",
-            earned(below(ends["SPS_max"], ends["DecSPS"]), first, ends["SPS_max"]),
+            if_progressed(below(ends["SPS_max"], ends["DecSPS"]), first, ends["SPS_max"]),
             numbers,
         ),
         claim(
@@ -127,12 +134,12 @@ def judge(groups: Groups, sweep: Sweep) -> tuple[Verdict, ...]:
         ),
         claim(
             f"SLS with c = 0.999, in place of the paper's 1, hardly moves: its median step is below {SHORT} of that with c = 0.1",
-            yes(max(strict) < SHORT),
+            yes(max(strict) < SHORT) if np.isfinite(strict).all() else Judgement.UNDECIDED,
             f"{listed({'share': strict})}; lowest loss {listed({STRICT: lowest(groups[STRICT]), 'SLS': lowest(groups['SLS'])})}",
         ),
         ours(
             f"Auto, with no ceiling to set, ends at or below the best of the others ({leader})",
-            earned(at_most(ends[AUTO], paper[leader]), first, ends[AUTO]),
+            if_progressed(at_most(ends[AUTO], paper[leader]), first, ends[AUTO]),
             numbers,
         ),
     )

@@ -7,24 +7,27 @@ from math import inf, isfinite
 
 from bisls.experiments.asking import gather
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
-from bisls.experiments.bilevel import describe
+from bisls.experiments.bilevel import DEFAULT, OWN, describe
 from bisls.experiments.distillation import (
-    DEFAULT,
+    IDENTITY,
     LOWER,
+    NEUMANN,
     ceilings,
-    enveloped,
+    decaying,
     exacts,
     finals,
     losses,
     own_verdicts,
+    polyak,
     seeds,
 )
+from bisls.experiments.evidence import DECIDES, informative, initial, left_out, polyak_share, uninformative
 from bisls.experiments.judging import at_most, below, claim, listed, mean, show
-from bisls.experiments.progress import DECIDES, begun, held, left_out, silent, telling
 from bisls.outcome import Verdict
 
-METHODS = {"bisps": "BiSPS", "sgd-decay": "decaying SGD"}
-LINEAR = {"identity": "identity", "neumann": "Neumann"}
+SPS, SGD = "BiSPS", "decaying SGD"
+METHODS = {SPS: polyak, SGD: decaying}
+LINEAR = {"identity": IDENTITY, "Neumann": NEUMANN}
 
 Runs = Mapping[tuple[str, str, float], Sequence[RunRecord]]
 ByCeiling = Mapping[float, Sequence[RunRecord]]
@@ -33,17 +36,17 @@ ByCeiling = Mapping[float, Sequence[RunRecord]]
 def ask(plan: Plan) -> Asking:
     """Both methods from each alpha_b0 with both hypergradients; the default with nothing set."""
     keys = [(linear, method, alpha) for linear in LINEAR for method in METHODS for alpha in ceilings(plan)]
-    wanted = {_name(*key): enveloped(plan, key[1], key[2], linear=key[0]) for key in keys}
-    wanted[DEFAULT] = seeds(plan, DEFAULT)
+    wanted = {_name(*key): seeds(plan, METHODS[key[1]](key[2], hypergrad=LINEAR[key[0]])) for key in keys}
+    wanted[OWN] = seeds(plan, DEFAULT)
     found = yield from gather(wanted)
     runs = {key: found[_name(*key)] for key in keys}
     panels = []
-    for linear, shown in LINEAR.items():
-        lines = {f"{METHODS[m]}, {a:g}": own for (which, m, a), own in runs.items() if which == linear}
-        alt = f"Validation loss over iterations for each alpha_b0 and both methods, {shown}; BiSPS full, SGD dashed."
-        dashed = [name for name in lines if name.startswith(METHODS["sgd-decay"])]
+    for linear in LINEAR:
+        lines = {f"{m}, {a:g}": own for (which, m, a), own in runs.items() if which == linear}
+        alt = f"Validation loss over iterations for each alpha_b0 and both methods, {linear}; BiSPS full, SGD dashed."
+        dashed = [name for name in lines if name.startswith(SGD)]
         panels.append(
-            losses(f"{shown.capitalize()}: BiSPS and decaying SGD by alpha_b0", lines, found[DEFAULT], alt, dashed)
+            losses(f"{linear.capitalize()}: BiSPS and decaying SGD by alpha_b0", lines, found[OWN], alt, dashed)
         )
     settings = describe(
         wanted[_name(*keys[0])][0],
@@ -52,12 +55,12 @@ def ask(plan: Plan) -> Asking:
         default="the package's BiSLS with its own steps at both levels and CG: it does not keep the small lower step",
         deviations="the paper names 10 and 50 alone; with a lower step of 1e-4 y follows x slowly, so F(x) is judged too",
     )
-    return Findings(tuple(panels), judge(runs, found[DEFAULT]), settings, seen=told(runs))
+    return Findings(tuple(panels), judge(runs, found[OWN]), settings, seen=remarks(runs))
 
 
-def told(runs: Runs) -> str:
+def remarks(runs: Runs) -> str:
     """From where the two methods are one."""
-    same = sorted({alpha for (_, method, alpha), own in runs.items() if method == "bisps" and held(own) < DECIDES})
+    same = sorted({alpha for (_, method, alpha), own in runs.items() if method == SPS and polyak_share(own) < DECIDES})
     if not same:
         return ""
     return (
@@ -67,21 +70,21 @@ def told(runs: Runs) -> str:
 
 
 def _name(linear: str, method: str, alpha: float) -> str:
-    return f"{LINEAR[linear]}: {METHODS[method]}, {alpha:g}"
+    return f"{linear}: {method}, {alpha:g}"
 
 
 def judge(runs: Runs, default: Sequence[RunRecord]) -> tuple[Verdict, ...]:
     """At each alpha_b0 one end against the other, in f(x, y) and in F(x); the range of the ends over alpha_b0, seed by seed."""
     verdicts = []
-    for linear, shown in LINEAR.items():
+    for linear in LINEAR:
         sps, sgd = (
             {alpha: own for (which, m, alpha), own in runs.items() if (which, m) == (linear, method)}
             for method in METHODS
         )
         verdicts += [
-            _each(sps, sgd, finals, f"{shown}; f(x, y)"),
-            _each(sps, sgd, exacts, f"{shown}; F(x), the lower problem solved"),
-            _spread(sps, sgd, shown),
+            _each(sps, sgd, finals, f"{linear}; f(x, y)"),
+            _each(sps, sgd, exacts, f"{linear}; F(x), the lower problem solved"),
+            _spread(sps, sgd, linear),
         ]
     return (*verdicts, *own_verdicts(default, {_name(*key): own for key, own in runs.items()}))
 
@@ -93,30 +96,31 @@ def _each(sps: ByCeiling, sgd: ByCeiling, value: Callable[[Sequence[RunRecord]],
     }
     reasons, judgements = [], []
     for alpha, own in sps.items():
-        pair = ends["bisps"][alpha], ends["sgd-decay"][alpha]
-        reason = silent([own], begun(own, sgd[alpha]), *pair)
+        pair = ends[SPS][alpha], ends[SGD][alpha]
+        reason = uninformative([own], initial(own, sgd[alpha]), *pair)
         reasons.append((f"{alpha:g}", reason))
         judgements.append((at_most(*pair), reason))
     numbers = "; ".join(
-        f"{METHODS[name]} {listed({f'{alpha:g}:': values for alpha, values in by.items()})}"
-        for name, by in ends.items()
+        f"{name} {listed({f'{alpha:g}:': values for alpha, values in by.items()})}" for name, by in ends.items()
     )
     statement = f"BiSPS ends at or below decaying SGD from each alpha_b0 where the Polyak step decides ({what})"
-    return claim(statement, telling(judgements), f"{numbers}; {_shares(sps)}{left_out(reasons)}")
+    return claim(statement, informative(judgements), f"{numbers}; {_shares(sps)}{left_out(reasons)}")
 
 
 def _spread(sps: ByCeiling, sgd: ByCeiling, what: str) -> Verdict:
     """Undecided where the Polyak step hardly ever decides from any alpha_b0, or BiSPS gets nowhere from all of them."""
     ends = {alpha: finals(own) for alpha, own in sps.items()}
     wide, other = spread(ends), spread({alpha: finals(own) for alpha, own in sgd.items()})
-    reason = silent(list(sps.values()), begun(*sps.values()), *ends.values())
+    reason = uninformative(list(sps.values()), initial(*sps.values()), *ends.values())
     statement = f"The final losses of BiSPS spread less over alpha_b0 than those of decaying SGD ({what})"
     numbers = f"BiSPS {show(mean(wide))}, decaying SGD {show(mean(other))}; {_shares(sps)}"
-    return claim(statement, telling([(below(wide, other), reason)]), numbers + left_out([("all", reason)]))
+    return claim(statement, informative([(below(wide, other), reason)]), numbers + left_out([("all", reason)]))
 
 
 def _shares(sps: ByCeiling) -> str:
-    return f"iterations below the ceiling (Polyak decides) {', '.join(f'{held(own):.0%}' for own in sps.values())}"
+    return (
+        f"iterations below the ceiling (Polyak decides) {', '.join(f'{polyak_share(own):.0%}' for own in sps.values())}"
+    )
 
 
 def spread(ends: Mapping[float, Sequence[float]]) -> list[float]:

@@ -7,20 +7,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
-from bisls.experiments.bilevel import describe
+from bisls.experiments.bilevel import DEFAULT, OWN, Representation, describe, shown_search
 from bisls.experiments.drawing import curve
 from bisls.experiments.judging import alike, at_most, claim, listed, mean, show, yes
 from bisls.experiments.representation import (
     ALPHA,
     BETA,
-    DEFAULT,
     METHODS,
-    OWN,
     finals,
     learnt,
     own_at_most,
     representation,
-    search,
+    searched,
     tuned,
 )
 from bisls.outcome import Panel, Verdict
@@ -41,16 +39,21 @@ def named(start: tuple[float, float]) -> str:
     return f"from {start[0]:g} / {start[1]:g}"
 
 
+def compared_runs(plan: Plan) -> dict[str, Representation]:
+    """The paper's searches, BiSLS-Adam from other starts, the default."""
+    methods = {name: searched(plan, name) for name in METHODS}
+    methods |= {named((a, b)): searched(plan, alpha=a, beta=b) for a, b in starts(plan)}
+    return {name: representation(plan, 0, method) for name, method in {**methods, OWN: DEFAULT}.items()}
+
+
 def ask(plan: Plan) -> Asking:
-    """The paper's searches, BiSLS-Adam from other starts, the default; Adam and SGD are tuned at the same time."""
-    wanted = {name: search(plan, method) for name, method in METHODS.items()}
-    wanted |= {named((a, b)): search(plan, alpha=a, beta=b) for a, b in starts(plan)}
-    wanted[DEFAULT] = representation(plan, 0, DEFAULT)
+    """Searches and the default; Adam and SGD are tuned at the same time."""
+    wanted = compared_runs(plan)
     best, groups = yield from tuned(plan, beside=wanted)
     compared = {name: groups[name] for name in METHODS} | {f"{m}, tuned": t.runs for m, t in best.items()}
     begun = {named(start): groups[named(start)] for start in starts(plan)}
     lines = [curve(name, runs, "loss", dashed="tuned" in name) for name, runs in compared.items()]
-    lines.append(curve(OWN, groups[DEFAULT], "loss", ours=True))
+    lines.append(curve(OWN, groups[OWN], "loss", ours=True))
     alt = "Validation loss against iterations of BiSLS-SGD and BiSLS-Adam, tuned Adam and SGD (dashed), and the default"
     panels = [
         Panel("BiSLS against tuned steps", "upper iteration", "validation loss", tuple(lines), yscale="log", alt=alt)
@@ -58,17 +61,17 @@ def ask(plan: Plan) -> Asking:
     for part, title in PARTS.items():
         smooth = plan.pick(1, 3, 10)
         lines = [curve(name, runs, part, None, smooth=smooth) for name, runs in begun.items()]
-        lines.append(curve(OWN, groups[DEFAULT], part, None, smooth=smooth, ours=True))
+        lines.append(curve(OWN, groups[OWN], part, None, smooth=smooth, ours=True))
         title = f"{title} steps of BiSLS-Adam from different starts (alpha_b0 / beta_b0)"
         alt = f"Step {part} against iterations, one curve for each start of BiSLS-Adam, and that of the default"
         panels.append(Panel(title, "upper iteration", f"step {part}", tuple(lines), yscale="log", alt=alt))
     settings = describe(
         wanted["BiSLS-Adam"], **{
-            "searches": f"alpha_b0 = {ALPHA:g}, beta_b0 = {BETA:g}, reset option 3 (eta = 2), w = 0.9, p = 0.1, delta = 0",
+            "searches": shown_search(searched(plan)),
             "tuned on seed 0": "; ".join(f"{method}: {one}" for method, one in best.items()),
         },
     )  # fmt: skip
-    return Findings(tuple(panels), judge(compared, begun, groups[DEFAULT], best["adam"].pair[0]), settings)
+    return Findings(tuple(panels), judge(compared, begun, groups[OWN], best["adam"].pair[0]), settings)
 
 
 def judge(
@@ -119,7 +122,8 @@ def _median(run: RunRecord, part: str, start: float, end: float) -> float:
     """The median step of a part of the run; infinite for a run that was lost."""
     steps = run.curve(part)
     first = int(start * len(steps))
-    return float("inf") if run.error else float(np.median(steps[first : max(first + 1, round(end * len(steps)))]))
+    lost = run.error or not len(steps)
+    return float("inf") if lost else float(np.median(steps[first : max(first + 1, round(end * len(steps)))]))
 
 
 FIGURE = Figure(

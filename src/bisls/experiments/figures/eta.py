@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.judging import below, both, claim, listed
-from bisls.experiments.representation import all_alike, by_method, describe_dear, finals, learnt, own_at_most_all
+from bisls.experiments.representation import all_alike, by_method, describe_restarting, finals, learnt, own_at_most_all
 from bisls.outcome import Verdict
+from bisls.steps import Grow, Keep
 
 KEPT = "eta = 1"
 
 
-def growth(plan: Plan) -> dict[str, dict[str, Any]]:
+def growth(plan: Plan) -> dict[str, Keep | Grow]:
     """Values of eta; 1 is option 2, so that figure opt shares its runs."""
     values = plan.pick((2.0, 10.0), (2.0, 10.0), (2.0, 5.0, 10.0))
-    return {KEPT: {"reset": 2}} | {f"eta = {eta:g}": {"reset": 3, "eta": eta} for eta in values}
+    return {KEPT: Keep(), **{f"eta = {eta:g}": Grow(eta) for eta in values}}
 
 
 def ask(plan: Plan) -> Asking:
     """Each eta for BiSLS-SGD and BiSLS-Adam."""
-    groups, own, panels = yield from by_method(plan, growth(plan))
-    return Findings(panels, judge(groups, own), describe_dear(plan, reset="option 3; eta = 1 is option 2"))
+    groups, own, panels = yield from by_method(
+        plan, {name: {"restart": restart} for name, restart in growth(plan).items()}
+    )
+    return Findings(panels, judge(groups, own), describe_restarting(plan, reset="option 3; eta = 1 is option 2"))
 
 
 def judge(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], own: Sequence[RunRecord]) -> tuple[Verdict, ...]:

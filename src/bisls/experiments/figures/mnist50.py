@@ -6,22 +6,23 @@ from collections.abc import Mapping, Sequence
 
 from bisls.experiments.asking import gather
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
-from bisls.experiments.bilevel import describe
+from bisls.experiments.bilevel import DEFAULT, OWN, describe, shown_search
 from bisls.experiments.distillation import (
-    DEFAULT,
+    CONSTANT,
     LOWER,
-    SEARCH,
     exacts,
     finals,
     grid,
     learnt,
     losses,
     own_verdicts,
+    searched,
     seeds,
     tuned,
 )
 from bisls.experiments.judging import below, both, claim, listed, mean, show
 from bisls.outcome import Verdict
+from bisls.steps import Constant
 
 SLS, SLS_FIXED = "BiSLS-SGD", f"BiSLS-SGD, beta {LOWER:g}"
 
@@ -29,25 +30,25 @@ SLS, SLS_FIXED = "BiSLS-SGD", f"BiSLS-SGD, beta {LOWER:g}"
 def ask(plan: Plan) -> Asking:
     """Upper steps of Adam and SGD tuned with the lower one fixed; BiSLS-SGD with and without a search below; the default."""
     own = {"lower_iters": plan.pick(6, 50, 50)}
-    grids = {name: (name.lower(), grid(plan, name.lower(), LOWER)) for name in ("Adam", "SGD")}
+    grids = {name: (method, grid(plan, name, LOWER)) for name, method in CONSTANT.items()}
     best = yield from tuned(plan, grids, **own)
     wanted = {
-        SLS: seeds(plan, "bisls-sgd", **own),
-        SLS_FIXED: seeds(plan, "bisls-sgd", beta=LOWER, lower="constant", **own),
-        DEFAULT: seeds(plan, DEFAULT, **own),
+        SLS: seeds(plan, searched(plan), **own),
+        SLS_FIXED: seeds(plan, searched(plan, lower_step=Constant(LOWER)), **own),
+        OWN: seeds(plan, DEFAULT, **own),
     }
     found = yield from gather(wanted)
     rivals = {name: one.runs for name, one in best.items()}
     searches = {name: found[name] for name in (SLS, SLS_FIXED)}
     alt = "Validation loss over iterations: BiSLS-SGD with a search below and with a fixed lower step, tuned Adam and SGD."
-    panel = losses(f"Identity, T = {own['lower_iters']}", {**searches, **rivals}, found[DEFAULT], alt, (SLS_FIXED,))
+    panel = losses(f"Identity, T = {own['lower_iters']}", {**searches, **rivals}, found[OWN], alt, (SLS_FIXED,))
     settings = describe(
         wanted[SLS][0],
         tuned="; ".join(f"{name} {one}" for name, one in best.items()) + "; by the final loss on the first seed",
-        BiSLS=f"reset option 3 with eta 2, w = 0.9, p = 0.1, delta = 0; searches begin at {SEARCH[0]:g} and {SEARCH[1]:g}",
+        BiSLS=shown_search(searched(plan)),
         deviations=f"the paper fixes beta at {LOWER:g}, and does not say whether BiSLS-SGD then searches below: both are run",
     )
-    return Findings((panel,), judge(searches, rivals, found[DEFAULT]), settings)
+    return Findings((panel,), judge(searches, rivals, found[OWN]), settings)
 
 
 def judge(

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 
 from bisls.experiments.asking import gather
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
-from bisls.experiments.bilevel import describe
+from bisls.experiments.bilevel import DEFAULT, OWN, describe
 from bisls.experiments.distillation import (
-    DEFAULT,
     LOWER,
     ceilings,
-    enveloped,
+    decaying,
     finals,
     losses,
     own_verdicts,
+    polyak,
     seeds,
 )
+from bisls.experiments.evidence import DECIDES, informative, initial, left_out, polyak_share, uninformative
 from bisls.experiments.judging import alike, at_most, claim, listed
-from bisls.experiments.progress import DECIDES, begun, held, left_out, silent, telling
 from bisls.outcome import Verdict
 
 ONE, TWO, DECAY = "BiSPS, one sample", "BiSPS, two samples", "decaying SGD"
@@ -30,34 +30,31 @@ Runs = Mapping[float, Mapping[str, Sequence[RunRecord]]]
 
 def ask(plan: Plan) -> Asking:
     """The three from each alpha_b0; the default."""
-    kinds = {ONE: ("bisps", {}), TWO: ("bisps", {"samples": 2}), DECAY: ("sgd-decay", {})}
-    wanted = {
-        f"{alpha:g}: {name}": enveloped(plan, method, alpha, **settings)
-        for alpha in ceilings(plan)
-        for name, (method, settings) in kinds.items()
-    }
-    wanted[DEFAULT] = seeds(plan, DEFAULT)
+    wanted = {OWN: seeds(plan, DEFAULT)}
+    for alpha in ceilings(plan):
+        methods = {ONE: polyak(alpha), TWO: polyak(alpha, samples=2), DECAY: decaying(alpha)}
+        wanted |= {f"{alpha:g}: {name}": seeds(plan, method) for name, method in methods.items()}
     found = yield from gather(wanted)
-    runs = {alpha: {name: found[f"{alpha:g}: {name}"] for name in kinds} for alpha in ceilings(plan)}
+    runs = {alpha: {name: found[f"{alpha:g}: {name}"] for name in (ONE, TWO, DECAY)} for alpha in ceilings(plan)}
     panels = tuple(
         losses(
-            f"alpha_b0 = {alpha:g}", groups, found[DEFAULT],
+            f"alpha_b0 = {alpha:g}", groups, found[OWN],
             f"Validation loss over iterations from alpha_b0 = {alpha:g}: BiSPS with one and two samples, decaying SGD.", (DECAY,),
         )
         for alpha, groups in runs.items()
     )  # fmt: skip
     settings = describe(
-        next(iter(wanted.values()))[0],
+        wanted[f"{ceilings(plan)[0]:g}: {ONE}"][0],
         steps=f"alpha_b0 in {', '.join(f'{a:g}' for a in runs)}, over sqrt(k + 1); below, {LOWER:g} for ever",
         samples="with two, f and ||h||^2 in the Polyak step are those of an independent upper batch",
         default="the package's BiSLS with its own steps at both levels and CG: it does not keep the small lower step",
     )
-    return Findings(panels, judge(runs, found[DEFAULT]), settings, seen=told(runs))
+    return Findings(panels, judge(runs, found[OWN]), settings, seen=remarks(runs))
 
 
-def told(runs: Runs) -> str:
+def remarks(runs: Runs) -> str:
     """From where the three are one."""
-    same = [alpha for alpha, groups in runs.items() if max(held(groups[name]) for name in (ONE, TWO)) < DECIDES]
+    same = [alpha for alpha, groups in runs.items() if max(polyak_share(groups[name]) for name in (ONE, TWO)) < DECIDES]
     if not same:
         return ""
     return (
@@ -83,18 +80,18 @@ def judge(runs: Runs, default: Sequence[RunRecord]) -> tuple[Verdict, ...]:
         for alpha in alphas:
             two = {name: runs[alpha][name] for name in (ONE, TWO)}
             ends = {name: finals(own) for name, own in two.items()}
-            reason = silent(list(two.values()), begun(*two.values()), *ends.values())
+            reason = uninformative(list(two.values()), initial(*two.values()), *ends.values())
             found.append((alike(ends, WITHIN)[0], reason))
             reasons.append((f"{alpha:g}", reason))
-            share = " and ".join(f"{held(own):.0%}" for own in two.values())
+            share = " and ".join(f"{polyak_share(own):.0%}" for own in two.values())
             numbers.append(f"{alpha:g}: {listed(ends)} (Polyak decides in {share} of the iterations)")
         statement = f"BiSPS ends alike with one sample and with two, within {WITHIN:.0%} ({where}, where the Polyak step decides)"
-        verdicts.append(claim(statement, telling(found), "; ".join(numbers) + left_out(reasons)))
+        verdicts.append(claim(statement, informative(found), "; ".join(numbers) + left_out(reasons)))
     found, reasons = [], []
     for alpha, groups in runs.items():
         for name in (ONE, TWO):
             pair = finals(groups[name]), finals(groups[DECAY])
-            reason = silent([groups[name]], begun(groups[name], groups[DECAY]), *pair)
+            reason = uninformative([groups[name]], initial(groups[name], groups[DECAY]), *pair)
             found.append((at_most(*pair), reason))
             reasons.append((f"{name} from {alpha:g}", reason))
     numbers = [
@@ -104,7 +101,7 @@ def judge(runs: Runs, default: Sequence[RunRecord]) -> tuple[Verdict, ...]:
         "BiSPS, with one sample and with two, ends at or below decaying SGD from each alpha_b0 where the Polyak step is "
         "what decides"
     )
-    verdicts.append(claim(statement, telling(found), "; ".join(numbers) + left_out(reasons)))
+    verdicts.append(claim(statement, informative(found), "; ".join(numbers) + left_out(reasons)))
     everything = {f"{name}, {alpha:g}": own for alpha, those in runs.items() for name, own in those.items()}
     return (*verdicts, *own_verdicts(default, everything))
 

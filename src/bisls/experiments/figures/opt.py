@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.judging import below, both, claim, listed
-from bisls.experiments.representation import all_alike, by_method, describe_dear, finals, learnt, own_at_most_all
+from bisls.experiments.representation import all_alike, by_method, describe_restarting, finals, learnt, own_at_most_all
 from bisls.outcome import Verdict
+from bisls.steps import Grow, Keep, Restart
 
-OPTIONS = {"option 1": {"reset": 1}, "option 2": {"reset": 2}, "option 3": {"reset": 3}}
+OPTIONS: dict[str, Restart | Keep | Grow] = {"option 1": Restart(), "option 2": Keep(), "option 3": Grow(2.0)}
 
 
 def ask(plan: Plan) -> Asking:
     """Each option for BiSLS-SGD and BiSLS-Adam."""
-    groups, own, panels = yield from by_method(plan, OPTIONS)
-    return Findings(panels, judge(groups, own), describe_dear(plan, option_3="eta = 2"))
+    groups, own, panels = yield from by_method(plan, {name: {"restart": restart} for name, restart in OPTIONS.items()})
+    return Findings(panels, judge(groups, own), describe_restarting(plan, option_3="eta = 2"))
 
 
 def judge(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], own: Sequence[RunRecord]) -> tuple[Verdict, ...]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from math import log
 from typing import Any
 
+from bisls import optim
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan
+from bisls.experiments.evidence import if_progressed, initial
 from bisls.experiments.judging import at_most, below, both, claim, ours, show
-from bisls.experiments.progress import begun, earned
+from bisls.experiments.method import Method
 from bisls.experiments.single import AWAY, SingleRun
 from bisls.experiments.stochastic import (
     AUTO,
@@ -20,16 +22,11 @@ from bisls.experiments.stochastic import (
     listed_geometric,
     paired,
     settling,
+    under,
 )
 from bisls.outcome import Panel, Series, Verdict
 
-METHODS = {
-    "SPS_max": ("sps_max", 1),
-    "DecSPS": ("decsps", 1),
-    "SPSB": ("spsb", 1),
-    "SPSB, two samples": ("spsb", 2),
-    "decaying SGD": ("sgd-decay", 1),
-}
+METHODS = {"SPS_max": 1, "DecSPS": 1, "SPSB": 1, "SPSB, two samples": 2, "decaying SGD": 1}  # and how many samples
 SETTLED = 0.8  # who ends above this share of an early distance has not settled
 PATHS = 300  # points of a path that are drawn
 
@@ -41,11 +38,12 @@ def ask(plan: Plan) -> Asking:
     steps = plan.pick(40, 1000, 5000)
     common: dict[str, Any] = {"problem": "quadratics", "steps": steps, "every": plan.pick(1, 1, 5)}
     wanted = {
-        f"{name} {gamma:g}": SingleRun(0, method=method, gamma=gamma, samples=samples, **common)
+        f"{name} {gamma:g}": SingleRun(0, method, samples=METHODS[name], **common)
         for gamma in gammas
-        for name, (method, samples) in METHODS.items()
+        for name, method in under(gamma, *METHODS).items()
     }
-    groups = yield from over_seeds(problems, {**wanted, AUTO: SingleRun(0, method="auto", **common)})
+    wanted[AUTO] = SingleRun(0, Method(optim.Auto), **common)
+    groups = yield from over_seeds(problems, wanted)
     settings = {
         "task": f"f_1 + f_2 in the plane, a random problem for each of {len(problems)} seeds; batch 1, l* = 0",
         "iterations": f"K = {steps}, from a distance of {AWAY:g} from the optimum",
@@ -83,17 +81,17 @@ def judge(groups: Groups, gamma: float) -> tuple[Verdict, ...]:
     under = f"Under gamma_b0 = {gamma:g}"
     ends = {name: [late(run, "distance") for run in runs] for name, runs in groups.items()}
     numbers = listed_geometric(ends)
-    first, verdicts = begun(*groups.values(), name="distance"), []
+    first, verdicts = initial(*groups.values(), name="distance"), []
     for name in ("DecSPS", "SPS_max"):
         judged, ratio = paired(below, ends["SPSB"], ends[name])
-        judged = earned(judged, first, ends["SPSB"])
+        judged = if_progressed(judged, first, ends["SPSB"])
         text = f"{under}, SPSB ends nearer to the optimum than {name}"
         verdicts.append(claim(text, judged, f"{numbers}; ratio {show(ratio)}"))
     soon = {name: [early(run) for run in runs] for name, runs in groups.items()}
     judged, ratio = paired(below, soon["SPSB"], soon["DecSPS"])
     text = f"{under}, SPSB is nearer than DecSPS early on: the mean over the first twentieth of the iterations"
     verdicts.append(claim(text, judged, f"{listed_geometric(soon)}; ratio {show(ratio)}"))
-    share = [log(settling(run)) for run in groups["SPS_max"]]
+    share = [log(max(settling(run), 1e-300)) for run in groups["SPS_max"]]
     step = geometric([settling(run, "step") for run in groups["SPS_max"]])
     text = (
         f"{under}, SPS_max does not settle: in the last tenth it is above {SETTLED} of its distance in the second tenth"
@@ -101,7 +99,7 @@ def judge(groups: Groups, gamma: float) -> tuple[Verdict, ...]:
     moved = listed_geometric({name: [settling(run) for run in runs] for name, runs in groups.items()})
     verdicts.append(claim(text, below([log(SETTLED)] * len(share), share), f"{moved}; step of SPS_max {show(step)}"))
     own = [paired(at_most, ends[AUTO], ends[name])[0] for name in METHODS]
-    judged = earned(both(*own), first, ends[AUTO])
+    judged = if_progressed(both(*own), first, ends[AUTO])
     verdicts.append(ours(f"{under} for the others, Auto ends at or below each of them", judged, numbers))
     return tuple(verdicts)
 

@@ -7,23 +7,37 @@ from typing import Any
 
 import numpy as np
 
+from bisls import optim
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.drawing import curve
 from bisls.experiments.judging import claim, ours
-from bisls.experiments.rates import ALLOWED, CONTROLS, DEFAULTS, EXPONENTS, LARGE, OCTAVES, Fit, RateRun, fit, marks
+from bisls.experiments.rates import (
+    ALLOWED,
+    CONTROLS,
+    DEFAULTS,
+    EXPONENTS,
+    LARGE,
+    OCTAVES,
+    Fit,
+    RateRun,
+    Rule,
+    fit,
+    marks,
+)
 from bisls.experiments.stochastic import Groups
+from bisls.methods import Alternating, BiSLS, BiSPS
 from bisls.outcome import Judgement, Panel, Series, Verdict
 
 CASES: tuple[dict[str, Any], ...] = (
-    *({"theorem": t, "rule": rule, "samples": n} for t in (1, 2) for rule in ("SPSB", "SLSB") for n in (2, 1)),
-    *({"theorem": t, "rule": rule, "samples": 1} for t in (1, 2) for rule in ("SPSMax", "Auto")),
-    *({"theorem": 3, "rule": "BiSPS", "samples": n, "convex": convex} for convex in (True, False) for n in (2, 1)),
-    {"theorem": 3, "rule": "BiSPS", "samples": 2, "lower_iters": 10},
-    {"theorem": 3, "rule": "constant", "samples": 1, "lower_iters": 10},
-    {"theorem": 3, "rule": "BiSLS", "samples": 1},
+    *({"theorem": t, "rule": rule, "samples": n} for t in (1, 2) for rule in (optim.SPSB, optim.SLSB) for n in (2, 1)),
+    *({"theorem": t, "rule": rule, "samples": 1} for t in (1, 2) for rule in (optim.SPSMax, optim.Auto)),
+    *({"theorem": 3, "rule": BiSPS, "samples": n, "convex": convex} for convex in (True, False) for n in (2, 1)),
+    {"theorem": 3, "rule": BiSPS, "samples": 2, "lower_iters": 10},
+    {"theorem": 3, "rule": Alternating, "samples": 1, "lower_iters": 10},
+    {"theorem": 3, "rule": BiSLS, "samples": 1},
 )
-LONG = [case for case in CASES if case["rule"] == "BiSPS"][1:]  # left out of the smallest scale
+LONG = [case for case in CASES if case["rule"] is BiSPS][1:]  # left out of the smallest scale
 TITLES = {1: "Theorem 1: convex", 2: "Theorem 2: strongly convex", 3: "Theorem 3: bi-level"}
 TURNED = {Judgement.HOLDS: Judgement.FAILS, Judgement.FAILS: Judgement.HOLDS, Judgement.UNDECIDED: Judgement.UNDECIDED}
 
@@ -43,15 +57,15 @@ def ask(plan: Plan) -> Asking:
         f"rest or the s.e. exceeds {LARGE}, and where a run was lost; else it fails",
         **numbers(groups),
     }
-    return Findings(panels(groups), judge(groups), settings, seen=told(groups))
+    return Findings(panels(groups), judge(groups), settings, seen=remarks(groups))
 
 
 def label(run: RateRun) -> str:
     """The name of a case."""
     theorem, rule, samples = run.theorem, run.rule, run.samples
     if rule in DEFAULTS:
-        return f"Theorem {theorem}: {rule}, nothing set"
-    name = f"Theorem {theorem}: {'constant steps' if rule == 'constant' else rule}"
+        return f"Theorem {theorem}: {rule.__name__}, nothing set"
+    name = f"Theorem {theorem}: {'constant steps' if rule is Alternating else rule.__name__}"
     if theorem == 3:
         name += f", F {'' if run.convex else 'not '}convex, T = {run.settings()['T']:g}"
     return name if rule in CONTROLS else f"{name}, {samples} sample{'s' * (samples > 1)}"
@@ -72,11 +86,12 @@ def panels(groups: Groups) -> tuple[Panel, ...]:
     for theorem, exponent in EXPONENTS.items():
         own = {name: runs for name, runs in groups.items() if runs[0].config["theorem"] == theorem}
         lines = [
-            curve(name.split(": ", 1)[1], runs, "value", "K", ours=runs[0].config["rule"] in DEFAULTS, points=True)
+            curve(name.split(": ", 1)[1], runs, "value", "K", ours=_among(runs, DEFAULTS), points=True)
             for name, runs in own.items()
         ]
         ks = marks(next(iter(own.values()))[0].config["steps"])
-        top = 1.5 * max(line.y[0] for line in lines if np.isfinite(line.y[0]))
+        begun = [line.y[0] for line in lines if line.y and np.isfinite(line.y[0])]
+        top = 1.5 * max(begun, default=1.0)
         falls = tuple(top * (k / ks[0]) ** exponent for k in ks)
         lines.append(Series(f"K^{exponent:g}", tuple(map(float, ks)), falls, dashed=True))
         what = "mean of ||grad F||^2" if theorem == 3 else "f(mean iterate) - f*"
@@ -85,15 +100,24 @@ def panels(groups: Groups) -> tuple[Panel, ...]:
     return tuple(drawn)
 
 
+def _among(runs: Sequence[RunRecord], rules: Sequence[Rule]) -> bool:
+    return runs[0].config["rule"] in [rule.__name__ for rule in rules]
+
+
 def slope(runs: Sequence[RunRecord]) -> Fit:
     """The slope of one case; a run that was lost leaves none."""
-    return fit(runs[0].curve("K"), np.stack([run.curve("value") for run in runs]))
+    n = min(len(run.curves[name]) for run in runs for name in ("K", "value"))
+    return fit(runs[0].curve("K")[:n], np.stack([run.curve("value")[:n] for run in runs]))
 
 
-def told(groups: Groups) -> str:
+def remarks(groups: Groups) -> str:
     """What the logarithm of the theorems comes to at these K."""
     factors = {runs[0].config["theorem"]: slope(runs).log_factor for runs in groups.values()}
-    shown = ", ".join(f"{factor:.2f} (Theorem {theorem})" for theorem, factor in sorted(factors.items()))
+    shown = ", ".join(
+        f"{factor:.2f} (Theorem {theorem})" for theorem, factor in sorted(factors.items()) if np.isfinite(factor)
+    )
+    if not shown:
+        return ""
     return f"Over the K of the fits, a factor log K makes a slope less steep by {shown}."
 
 
@@ -101,13 +125,13 @@ def judge(groups: Groups) -> tuple[Verdict, ...]:
     """Each rule against its theorem's exponent; controls must miss it."""
     verdicts = []
     for name, runs in groups.items():
-        exponent, rule, found = EXPONENTS[runs[0].config["theorem"]], runs[0].config["rule"], slope(runs)
+        exponent, found = EXPONENTS[runs[0].config["theorem"]], slope(runs)
         judged, text = found.judged(exponent), f"slope {found.slope:.3f} +- {found.error:.3f}"
         if not np.isfinite(found.slope):
             text = "no slope: not all values are finite and above 0"
-        if rule in CONTROLS:
+        if _among(runs, CONTROLS):
             verdicts.append(claim(f"{name} (control): misses the rate K^{exponent:g}", TURNED[judged], text))
-        elif rule in DEFAULTS:
+        elif _among(runs, DEFAULTS):
             verdicts.append(ours(f"{name}: falls at least as K^{exponent:g}", judged, text))
         else:
             verdicts.append(claim(f"{name}: falls at least as K^{exponent:g}", judged, text))

@@ -3,50 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
-from bisls.experiments.bilevel import describe
+from bisls.experiments.bilevel import DEFAULT, OWN, describe
 from bisls.experiments.drawing import curve, limits
+from bisls.experiments.evidence import informative, initial, left_out, polyak_share, uninformative
 from bisls.experiments.judging import claim, mean, show
-from bisls.experiments.progress import begun, held, left_out, silent, telling
+from bisls.experiments.method import Method
 from bisls.experiments.representation import (
     ALIKE,
-    DEFAULT,
-    OWN,
+    CG10,
+    CONSTANT,
     finals,
     own_at_most,
     representation,
     similar,
     tuned,
 )
+from bisls.methods import BiSPS
 from bisls.outcome import Panel, Verdict
+from bisls.solver import Solver
+from bisls.steps import Constant, Decay
 
 LOWER = 10.0  # the paper's constant lower step
-METHODS: dict[str, dict[str, Any]] = {
-    "BiSPS, one sample": {"method": "bisps", "samples": 1},
-    "BiSPS, two samples": {"method": "bisps", "samples": 2},
-    "decaying SGD": {"method": "sgd-decay"},
-}
 Runs = Mapping[float, Mapping[str, Sequence[RunRecord]]]
+
+
+def methods(alpha: float, beta: float) -> dict[str, Method[Solver]]:
+    """Those that are compared, from alpha_b0, with a constant lower step."""
+    lower = Constant(beta)
+    one = Method(BiSPS, alpha=alpha, hypergrad=CG10, lower_step=lower)
+    decaying = CONSTANT["sgd"].but(upper_step=Decay(alpha), lower_step=lower)
+    return {"BiSPS, one sample": one, "BiSPS, two samples": one.but(samples=2), "decaying SGD": decaying}
 
 
 def ask(plan: Plan) -> Asking:
     """Every method at every alpha_b0, with the paper's lower step and with the one that tuning finds for SGD."""
     alphas = plan.pick((0.1,), (0.1, 1.0, 10.0), (0.1, 1.0, 10.0))
-    best, found = yield from tuned(plan, ("sgd",), {DEFAULT: representation(plan, 0, DEFAULT)})
-    own, second = found[DEFAULT], best["sgd"].pair[1]
+    best, found = yield from tuned(plan, ("sgd",), {OWN: representation(plan, 0, DEFAULT)})
+    own, second = found[OWN], best["sgd"].pair[1]
     lowers = (LOWER,) if second == LOWER else (LOWER, second)
     wanted = {
-        f"{beta} {alpha} {name}": representation(plan, 0, alpha=alpha, beta=beta, lower="constant", **settings)
-        for beta in lowers for alpha in alphas for name, settings in METHODS.items()
+        (beta, alpha, name): representation(plan, 0, method)
+        for beta in lowers for alpha in alphas for name, method in methods(alpha, beta).items()
     }  # fmt: skip
     groups = yield from over_seeds(plan.each_seed, wanted)
-    by_beta: dict[float, Runs] = {
-        beta: {alpha: {name: groups[f"{beta} {alpha} {name}"] for name in METHODS} for alpha in alphas}
-        for beta in lowers
-    }
+    by_beta: dict[float, dict[float, dict[str, list[RunRecord]]]] = {beta: {a: {} for a in alphas} for beta in lowers}
+    for (beta, alpha, name), one in groups.items():
+        by_beta[beta][alpha][name] = one
     panels = []
     for beta, runs in by_beta.items():
         lines = [
@@ -86,10 +91,10 @@ def judge(by_beta: Mapping[float, Runs], own: Sequence[RunRecord]) -> tuple[Verd
         for alpha, named in runs.items():
             ends = {name: finals(one) for name, one in named.items()}
             polyak = {name: one for name, one in named.items() if name.startswith("BiSPS")}
-            reason = silent(list(polyak.values()), begun(*polyak.values()), *(ends[name] for name in polyak))
+            reason = uninformative(list(polyak.values()), initial(*polyak.values()), *(ends[name] for name in polyak))
             judgements.append((similar(polyak)[0], reason))
             silences.append((f"{alpha:g}", reason))
-            share = " and ".join(f"{held(one):.0%}" for one in polyak.values())
+            share = " and ".join(f"{polyak_share(one):.0%}" for one in polyak.values())
             shown = " / ".join(show(mean(values)) for values in ends.values())
             numbers.append(f"alpha_b0 = {alpha:g}: {shown} (Polyak decides in {share} of the iterations)")
             everything |= {f"{name}, beta {beta:g}, alpha_b0 {alpha:g}": one for name, one in named.items()}
@@ -98,7 +103,7 @@ def judge(by_beta: Mapping[float, Runs], own: Sequence[RunRecord]) -> tuple[Verd
             "where the Polyak step decides"
         )
         shown = f"one sample / two samples / decaying SGD: {'; '.join(numbers)}{left_out(silences)}"
-        verdicts.append(claim(statement, telling(judgements), shown))
+        verdicts.append(claim(statement, informative(judgements), shown))
     return (*verdicts, own_at_most(everything, own))
 
 

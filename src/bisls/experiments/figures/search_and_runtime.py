@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any
 
 import numpy as np
 
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
-from bisls.experiments.bilevel import describe
+from bisls.experiments.bilevel import DEFAULT, OWN, constant, describe
 from bisls.experiments.drawing import dots
 from bisls.experiments.figures.eta import growth
 from bisls.experiments.judging import at_most, both, claim, listed, mean, ours, show, yes
 from bisls.experiments.representation import (
-    DEFAULT,
+    CONSTANT,
     METHODS,
-    OWN,
     checks,
-    dear,
-    describe_dear,
+    describe_restarting,
     errors,
     learnt,
     representation,
-    search,
+    restarting,
+    searched,
+    short,
     tuned,
 )
+from bisls.hypergrad import Implicit
+from bisls.linear import CG
 from bisls.outcome import Panel, Verdict
+from bisls.steps import Restart
 
 LEVEL = 0.85  # the accuracy to be reached
 ENOUGH = 0.02  # one step for yhat is enough where the share of errors is at most so much above the best
@@ -44,28 +46,29 @@ def ask(plan: Plan) -> Asking:
         plan.pick((1, 2), (1, 2, 5), (1, 2, 5, 10, 20)),
         plan.pick((5, 10), (5, 10), (5, 10, 20, 50)),
     )
-    resets = {"option 1": {"reset": 1}, **growth(plan)}
-    short: dict[str, Any] = {"steps": plan.pick(4, 20, 1000)}
-    wanted = {f"yhat {n}": search(plan, response_steps=n, **short) for n in responses}
-    wanted |= {f"{m} {r}": dear(plan, METHODS[m], **settings) for m in METHODS for r, settings in resets.items()}
-    wanted |= {f"cg {n}": search(plan, terms=n) for n in conjugate}
-    wanted |= {DEFAULT: representation(plan, 0, DEFAULT), "short": representation(plan, 0, DEFAULT, **short)}
+    resets = {"option 1": Restart(), **growth(plan)}
+    steps = plan.pick(4, 20, 1000)
+    solvers = {n: Implicit(CG(iters=n)) for n in conjugate}
+    wanted = {f"yhat {n}": representation(plan, 0, searched(plan, response_steps=n), steps=steps) for n in responses}
+    wanted |= {f"{m} {r}": short(plan, restarting(plan, m, restart=own)) for m in METHODS for r, own in resets.items()}
+    wanted |= {f"cg {n}": representation(plan, 0, searched(plan, hypergrad=own)) for n, own in solvers.items()}
+    wanted |= {OWN: representation(plan, 0, DEFAULT), "short": representation(plan, 0, DEFAULT, steps=steps)}
     best, found = yield from tuned(plan, ("adam",), wanted)
-    alpha, beta = best["adam"].pair
-    adam = {n: representation(plan, 0, "adam", alpha=alpha, beta=beta, terms=n) for n in conjugate}
+    method = constant(CONSTANT["adam"], *best["adam"].pair)
+    adam = {n: representation(plan, 0, method.but(hypergrad=own)) for n, own in solvers.items()}
     timed: dict[str, ByNumber] = {"BiSLS-Adam": {n: found[f"cg {n}"] for n in conjugate}}
     timed["tuned Adam"] = yield from over_seeds(plan.each_seed, adam)
     yhat = {n: found[f"yhat {n}"] for n in responses}
     costs = {method: {name: found[f"{method} {name}"] for name in resets} for method in METHODS}
-    panels = (*_yhat(yhat, found["short"]), _costs(costs, found[DEFAULT]), *_timed(timed, found[DEFAULT]))
-    verdicts = judge_yhat(yhat) + judge_costs(costs, found[DEFAULT]) + judge_timed(timed, found[DEFAULT])
+    panels = (*_yhat(yhat, found["short"]), _costs(costs, found[OWN]), *_timed(timed, found[OWN]))
+    verdicts = judge_yhat(yhat) + judge_costs(costs, found[OWN]) + judge_timed(timed, found[OWN])
     settings = describe(
         wanted["cg 10"],
-        a=f"K = {short['steps']}, reset option 3 (eta = 2) at both levels",
-        b="; ".join(describe_dear(plan)[name] for name in ("iterations", "upper search", "lower search")),
+        a=f"K = {steps}, reset option 3 (eta = 2) at both levels",
+        b="; ".join(describe_restarting(plan)[name] for name in ("iterations", "upper search", "lower search")),
         c=f"CPU seconds without evaluation; Adam tuned with 10 steps of CG: {best['adam']}, tuning not counted",
     )
-    return Findings(panels, verdicts, settings, seen=endless(costs, wanted["cg 10"].max_checks))
+    return Findings(panels, verdicts, settings, seen=endless(costs, wanted["cg 10"].method["max_checks"]))
 
 
 def endless(costs: Mapping[str, Runs], cap: int) -> str:
@@ -92,8 +95,8 @@ def _yhat(yhat: ByNumber, own: Sequence[RunRecord]) -> list[Panel]:
     panels = []
     for name, label in (("accuracy", "test accuracy"), ("seconds", "CPU seconds")):
         lines = [
-            dots("BiSLS-Adam", tuple(yhat), [[run.curves[name][-1] for run in runs] for runs in yhat.values()]),
-            dots(OWN, tuple(yhat), [[run.curves[name][-1] for run in own]] * len(yhat), ours=True),
+            dots("BiSLS-Adam", tuple(yhat), [ended(runs, name) for runs in yhat.values()]),
+            dots(OWN, tuple(yhat), [ended(own, name)] * len(yhat), ours=True),
         ]
         alt = f"{label} at the end of a run against the number of gradient steps that stand for y* at a trial point"
         panels.append(Panel(_title(label, "at the end"), "gradient steps for yhat", label, tuple(lines), alt=alt))
@@ -127,9 +130,15 @@ def reached(records: Sequence[RunRecord], name: str) -> list[float]:
     """CPU seconds ("seconds") or iterations ("k") until the accuracy is first `LEVEL`; infinite where it never is."""
     found = []
     for record in records:
-        there = np.flatnonzero(record.curve("accuracy") >= LEVEL)
-        found.append(float(record.curve(name)[there[0]]) if len(there) else inf)
+        values = record.curve(name)
+        there = np.flatnonzero(record.curve("accuracy")[: len(values)] >= LEVEL)
+        found.append(float(values[there[0]]) if len(there) else inf)
     return found
+
+
+def ended(records: Sequence[RunRecord], name: str) -> list[float]:
+    """Where a curve ends, of runs that were lost too; infinite where it has no points."""
+    return [record.curves[name][-1] if record.curves[name] else inf for record in records]
 
 
 def evaluations(groups: Runs) -> str:
@@ -144,7 +153,7 @@ def evaluations(groups: Runs) -> str:
 def judge_yhat(yhat: ByNumber) -> tuple[Verdict, ...]:
     """One step for yhat is enough: hardly less accurate than more of them, and no slower."""
     wrong = {f"{n} steps": errors(runs) for n, runs in yhat.items()}
-    seconds = {f"{n} steps": [run.curves["seconds"][-1] for run in runs] for n, runs in yhat.items()}
+    seconds = {f"{n} steps": ended(runs, "seconds") for n, runs in yhat.items()}
     one, best = next(iter(wrong)), min(wrong, key=lambda name: mean(wrong[name]))
     enough = at_most([value - ENOUGH for value in wrong[one]], wrong[best])
     quick = both(*(at_most(seconds[one], values) for values in seconds.values()))
@@ -188,23 +197,23 @@ def judge_timed(timed: Mapping[str, ByNumber], own: Sequence[RunRecord]) -> tupl
     """BiSLS-Adam reaches 85 % in less time than tuned Adam at each number of CG steps; the default is sooner than either."""
     verdicts = []
     everything = {f"{m}, CG {n}": runs for m, by in timed.items() for n, runs in by.items()} | {OWN: own}
-    steps = ", ".join(f"{key} {_told(reached(runs, 'k'))}" for key, runs in everything.items())
+    steps = ", ".join(f"{key} {_shown(reached(runs, 'k'))}" for key, runs in everything.items())
     for name, label in (("seconds", "CPU time"), ("k", "iterations")):
         beside = f" ({MACHINE}); iterations: {steps}{evaluations(everything)}" if name == "seconds" else ""
         at = {method: {n: reached(runs, name) for n, runs in by.items()} for method, by in timed.items()}
         each = [at_most(at["BiSLS-Adam"][n], at["tuned Adam"][n]) for n in at["tuned Adam"]]
         shown = {f"{m}, CG {n}": values for m, by in at.items() for n, values in by.items()}
-        numbers = ", ".join(f"{key} {_told(values)}" for key, values in shown.items()) + beside
+        numbers = ", ".join(f"{key} {_shown(values)}" for key, values in shown.items()) + beside
         statement = f"BiSLS-Adam reaches {LEVEL:.0%} in no more {label} than tuned Adam at each number of CG steps"
         verdicts.append(claim(statement, both(*each), numbers))
         best = min(shown, key=lambda key: mean(shown[key]))
-        numbers = f"BiSLS {_told(reached(own, name))}, {best} {_told(shown[best])}{beside}"
+        numbers = f"BiSLS {_shown(reached(own, name))}, {best} {_shown(shown[best])}{beside}"
         statement = f"The default reaches {LEVEL:.0%} in no more {label} than any of them"
         verdicts.append(ours(statement, at_most(reached(own, name), shown[best]), numbers))
     return tuple(verdicts)
 
 
-def _told(values: Sequence[float]) -> str:
+def _shown(values: Sequence[float]) -> str:
     return "never" if mean(values) == inf else show(mean(values))
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
-from bisls.experiments.bilevel import describe
+from bisls.experiments.bilevel import DEFAULT, OWN, describe, shown_search
 from bisls.experiments.drawing import dots
 from bisls.experiments.judging import at_most, claim, listed, mean, ours, show, yes
-from bisls.experiments.representation import ALPHA, DEFAULT, METHODS, OWN, checks, dear, learnt
+from bisls.experiments.representation import METHODS, checks, learnt, restarting, short
 from bisls.outcome import Panel, Verdict
 
 ROUNDS = 1.5  # what counts as the paper's one check
@@ -21,12 +21,12 @@ def ask(plan: Plan) -> Asking:
     steps, every = plan.pick(2, 5, 1000), plan.pick(2, 5, 20)
     methods = plan.pick(("BiSLS-Adam",), ("BiSLS-Adam",), tuple(METHODS))
     wanted = {
-        f"{name} {beta:g}": dear(plan, METHODS[name], beta=beta, steps=steps, every=every)
+        f"{name} {beta:g}": short(plan, restarting(plan, name, beta=beta), steps=steps, every=every)
         for name in methods for beta in betas
     }  # fmt: skip
-    found = yield from over_seeds(plan.each_seed, {**wanted, DEFAULT: dear(plan, DEFAULT)})
+    found = yield from over_seeds(plan.each_seed, {**wanted, OWN: short(plan, DEFAULT)})
     groups = {name: {beta: found[f"{name} {beta:g}"] for beta in betas} for name in methods}
-    own = found[DEFAULT]
+    own = found[OWN]
     lines = [dots(name, betas, [checks(one, "lower") for one in runs.values()]) for name, runs in groups.items()]
     lines.append(dots(OWN, betas, [checks(own, "lower")] * len(betas), ours=True))
     panel = Panel(
@@ -35,7 +35,7 @@ def ask(plan: Plan) -> Asking:
     )  # fmt: skip
     one = wanted[f"BiSLS-Adam {betas[0]:g}"]
     settings = describe(
-        one, search=f"alpha_b0 = {ALPHA:g}, upper reset option 3 (eta = 2); w = 0.9 and p = 0.1 at both levels"
+        one, search=f"{shown_search(one.method)}; beta_b0 also {', '.join(f'{b:g}' for b in betas[1:])}"
     )
     return Findings((panel,), judge(groups, own), settings)
 

@@ -9,16 +9,10 @@ from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.judging import below, claim, ours, show, yes
 from bisls.experiments.single import AWAY, Quadratics, SingleRun
-from bisls.experiments.stochastic import AUTO, geometric, late, listed_geometric, paired
+from bisls.experiments.stochastic import AUTO, geometric, late, listed_geometric, paired, under
 from bisls.outcome import Panel, Series, Verdict
 
-METHODS = {
-    "SPSB": ("spsb", 1),
-    "SPSB, two samples": ("spsb", 2),
-    "SPS_max": ("sps_max", 1),
-    "DecSPS": ("decsps", 1),
-    AUTO: ("auto", 1),
-}
+METHODS = {"SPSB": 1, "SPSB, two samples": 2, "SPS_max": 1, "DecSPS": 1, AUTO: 1}  # and how many samples
 GAMMA = 1.0
 NEAR = 0.1  # who ends within this share of the distance of x_1* and x_2* has reached the optimum
 POINTS = 250  # of a path that are drawn, ever further apart
@@ -33,10 +27,9 @@ def ask(plan: Plan) -> Asking:
     steps = plan.pick(40, 2000, 10_000)
     wanted = {
         (name, i): SingleRun(
-            0, problem="quadratics", method=method, gamma=None if method == "auto" else GAMMA, samples=samples,
-            steps=steps, start=i / starts, every=plan.pick(1, 1, 5),
+            0, method, samples=METHODS[name], steps=steps, start=i / starts, every=plan.pick(1, 1, 5)
         )
-        for name, (method, samples) in METHODS.items() for i in range(starts)
+        for name, method in under(GAMMA, *METHODS).items() for i in range(starts)
     }  # fmt: skip
     found = yield from over_seeds(plan.each_seed, wanted)
     drawn = []
@@ -58,7 +51,7 @@ def ask(plan: Plan) -> Asking:
         "distance": "mean over the last tenth of the iterations, as a share of ||x_1* - x_2*|| = "
         + ", ".join(f"{value:.3g}" for value in scale),
     }
-    return Findings(tuple(drawn), judge(ends), settings, seen=told(ends))
+    return Findings(tuple(drawn), judge(ends), settings, seen=remarks(ends))
 
 
 def apart(seed: int) -> float:
@@ -69,7 +62,9 @@ def apart(seed: int) -> float:
 
 def path(label: str, run: RunRecord, ours: bool) -> Series:
     """A path; late iterations, which lie close together, are drawn ever more sparsely."""
-    length = len(run.curves["x1"])
+    length = min(len(run.curves["x1"]), len(run.curves["x2"]))
+    if not length:
+        return Series(label, (), (), ours=ours)
     kept = sorted({min(length - 1, round(length ** (i / POINTS)) - 1) for i in range(POINTS + 1)})
     x1, x2 = run.curves["x1"], run.curves["x2"]
     return Series(label, tuple(x1[i] for i in kept), tuple(x2[i] for i in kept), ours=ours)
@@ -103,7 +98,7 @@ def judge(ends: Ends) -> tuple[Verdict, ...]:
     return (*verdicts, ours(f"Auto {reach}", yes(furthest[AUTO] <= NEAR), numbers))
 
 
-def told(ends: Ends) -> str:
+def remarks(ends: Ends) -> str:
     """How far the starts matter."""
     ratios = [max(problem) / min(problem) for problem in ends["SPSB"] if min(problem) > 0]
     if not ratios or not isfinite(max(ratios)):

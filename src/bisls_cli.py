@@ -1,4 +1,9 @@
-"""The command `bisls`."""
+"""The command `bisls`.
+
+It stands beside the package, since importing anything of the package imports torch: `--version`, `--help` and completion
+answer at once, and a command imports what it needs when it runs. (A package whose names come by need would do it
+too, but `bisls.fit` is a function and a module: whichever was imported last would win.)
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +22,6 @@ try:
     from rich.markup import escape
 except ModuleNotFoundError as missing:  # pragma: no cover - the tests' environment has the extra
     sys.exit(f"the bisls command needs {missing.name}: pip install 'bisls[cli]'")
-
-from bisls._version import __version__
 
 app = typer.Typer(
     help="Optimisation whose step sizes set themselves.",
@@ -30,7 +33,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"bisls {__version__}")
+        typer.echo(f"bisls {metadata.version('bisls')}")
         raise typer.Exit
 
 
@@ -55,12 +58,12 @@ def demo(
     """
     from bisls.demo import run_demo
 
-    console = Console()
+    console = Console(emoji=False)
     try:
         path = run_demo(out, steps, seed, console)
     except OSError as error:
         raise _refused(out, error) from None
-    console.print(f"plot: {path}", soft_wrap=True)
+    typer.echo(f"plot: {path}")  # not by rich: a path may look like markup
 
 
 @app.command()
@@ -85,7 +88,7 @@ def data(
     failed = False
     for name in wanted:
         try:
-            paths = sets.fetch(name, Console(stderr=True))
+            paths = sets.fetch(name, Console(stderr=True, emoji=False))
             typer.echo(f"{name}: {paths[0] if len(paths) == 1 else paths[0].parent}")
         except (sets.DataError, ImportError) as error:
             typer.echo(str(error), err=True)
@@ -108,7 +111,7 @@ def _list_data() -> None:
         table.add_row(
             name, f"{dataset.rows:,} x {dataset.features}", escape(place), "" if paths else f"bisls data {name}"
         )
-    Console().print(table)
+    Console(emoji=False).print(table)
 
 
 @app.command(name="list")
@@ -125,7 +128,7 @@ def list_figures() -> None:
     for name in NAMES:
         one = figure(name)
         table.add_row(name, one.title, ", ".join(one.data) or "none")
-    Console().print(table)
+    Console(emoji=False).print(table)
 
 
 def _make_folder(out: Path) -> None:
@@ -198,9 +201,9 @@ def reproduce(
     """
     from bisls.console import UsageError, chosen_figures, of_one_scale, run_reproduce, with_data, write_page
     from bisls.experiments import BACKENDS, SCALES, SEEDS, Plan, SweepError
-    from bisls.report import ReportError, count
+    from bisls.report import EMPTY, ReportError, count
 
-    console = Console()
+    console = Console(emoji=False)
     for option, value, known in (("--scale", scale, SCALES), ("--backend", backend, BACKENDS)):
         if value not in known:
             raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}", param_hint=option)
@@ -227,10 +230,12 @@ def reproduce(
     if page is not None:
         verdicts = [verdict for outcome in shown for verdict in outcome.verdicts]
         console.print(f"the paper's claims: {count(verdicts, ours=False)}; our default: {count(verdicts, ours=True)}")
+        if scale in EMPTY:
+            console.print(f"at the scale {scale} verdicts mean nothing: it only shows that everything runs")
         console.print(
             f"{display.finished} runs made, {display.found} found made, {display.lost} of the new ones diverged"
         )
-        console.print(f"page: {page}", soft_wrap=True)
+        typer.echo(f"page: {page}")
     if left_out or display.broken:
         typer.echo(f"left out: {', '.join([*left_out, *display.broken])} (the reasons are above)", err=True)
         raise typer.Exit(1)
@@ -331,7 +336,7 @@ def bench(
 
       bisls bench scaling --quick
     """
-    folder = Path(__file__).parents[2] / "benchmarks"
+    folder = Path(__file__).parents[1] / "benchmarks"
     scripts = {
         path.stem: path for path in sorted(folder.glob("*.py")) if "def main" in path.read_text(encoding="utf-8")
     }

@@ -1,0 +1,8 @@
+"""How y is trained: one way a file. All hand over where they went, so that a hypergradient can look through their steps."""
+
+from bisls.lower.base import Lowered as Lowered
+from bisls.lower.base import LowerPart as LowerPart
+from bisls.lower.base import TraceStep as TraceStep
+from bisls.lower.loop import Loop as Loop
+from bisls.lower.newton import Newton as Newton
+from bisls.lower.optimizer import UserOptimizer as UserOptimizer

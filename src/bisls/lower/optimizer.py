@@ -1,0 +1,261 @@
+"""The user's own torch optimiser at the lower level, called as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from math import isfinite
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bisls.batches import Minibatches
+from bisls.lower.base import Lowered, LowerPart, State, TraceStep
+from bisls.oracle import LowerPoint, Oracle
+from bisls.states import Fields, Free, Kind, Number, Unfit, shown
+from bisls.status import Status
+from bisls.still import Moment
+from bisls.vector import Vector, dot, finite
+
+
+class UserOptimizer(LowerPart):
+    """Calls ``optimizer.step()`` once for each batch, with the gradient of the lower loss in ``.grad``.
+
+    Its groups, state and rates are its own, and a scheduler that the user steps acts on it as ever. What it holds is saved with
+    the solver. Where a step leads to numbers that are not finite, y and the optimiser go back to where the loop began.
+
+    Args:
+        optimizer: A `torch.optim.Optimizer` over the lower parameters: all of them, and nothing else.
+        lower: The lower parameters.
+        call: Who asks, for messages.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, lower: Vector, call: str = "Solver"):
+        self.optimizer = optimizer
+        where = f"`{call}(lower_optimizer=...)`"
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ValueError(
+                f"{where}: must be a torch.optim.Optimizer over the lower parameters, got {type(optimizer).__name__}"
+            )
+        if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+            raise ValueError(
+                f"{where}: ZeroRedundancyOptimizer keeps a part of its state on each rank, which can neither be put back after a "
+                "failed iteration nor saved; pass the optimiser that it wraps"
+            )
+        own = [p for group in optimizer.param_groups for p in group["params"]]
+        missing = _without(lower.tensors, own)
+        if missing:
+            raise ValueError(
+                f"{where}: the optimiser lacks {len(missing)} of the {len(lower.tensors)} lower parameters, the first of shape "
+                f"{tuple(missing[0].shape)}; give it all of them, or leave them out of lower_params"
+            )
+        others = _without(own, lower.tensors)
+        if others:
+            raise ValueError(
+                f"{where}: the optimiser has {len(others)} parameters that are not in lower_params, the first of shape "
+                f"{tuple(others[0].shape)}; it must train the lower parameters alone"
+            )
+        self._call = call
+        self._first = self._state(0.0)
+        self._began = self._first  # the state in which the last iteration began
+        self._held: State | None = self._first  # the state that the optimiser is in; None in the middle of an iteration
+
+    def __repr__(self) -> str:
+        first = self.optimizer.param_groups[0]
+        rates = {name: value for name, value in first.items() if name not in ("params", "initial_lr", "lr")}
+        settings = ", ".join(f"{name}={value!r}" for name, value in sorted(rates.items()))
+        return f"{type(self.optimizer).__name__}({settings})"
+
+    def descend(
+        self,
+        oracle: Oracle,
+        batches: Minibatches,
+        y: Tensor,
+        k: int,
+        state: State,
+        *,
+        trace: bool = False,
+        replay: Moment | None = None,
+    ) -> Lowered:
+        """One step of the optimiser for each batch."""
+        vector, bounds = oracle.problem.y, oracle.problem.lower_bounds
+        if self._held is self._first:  # until now the user may have loaded something into it
+            self._first = self._held = self._began = self._state(0.0)
+        self._load(state or self._first)
+        self._held = None
+        start = y
+        vector.write_(y)
+        last: LowerPoint | None = None
+        first: LowerPoint | None = None
+        steps, status, promised, recorded = 0, Status.OK, 0.0, []
+        grads = [tensor.grad for tensor in vector.tensors]
+        try:
+            with oracle.upper_frozen():
+                for batch in batches:
+                    here = oracle.lower(batch, y, replay)
+                    if not finite(here.grad):
+                        status = Status.NON_FINITE
+                        break
+                    for tensor, part in zip(vector.tensors, vector.cast(here.grad), strict=True):
+                        tensor.grad = part.clone()
+                    before = y
+                    vector.write_(y)
+                    self._step()
+                    y = vector.read() if bounds is None else bounds.project(vector.read(), vector)
+                    if not finite(y):
+                        y, status = start, Status.NON_FINITE
+                        self._load(self._began)
+                        break
+                    first, last, steps = first or here, here, steps + 1
+                    promised += dot(here.grad, before - y)
+                    if trace:
+                        recorded.append(TraceStep(before, batch, here.moment, None))
+        finally:
+            for tensor, own in zip(vector.tensors, grads, strict=True):
+                tensor.grad = own
+        vector.write_(y)
+        rate = float(self.optimizer.param_groups[0].get("lr", 0.0))
+        self._held = after = self._state(rate if steps else 0.0)
+        return Lowered(
+            y=y,
+            step=rate if steps else 0.0,
+            steps=steps,
+            checks=0,
+            status=status,
+            state=after,
+            accepted=rate,
+            first=first,
+            last=last,
+            promised=promised,
+            trace=tuple(recorded),
+        )
+
+    def repeated(
+        self, oracle: Oracle, batches: Minibatches, lowered: Lowered, y: Tensor, moment: Moment | None
+    ) -> Tensor | None:
+        """Steps of the optimiser, which is afterwards in the state that it is in now."""
+        held, began, now = self._held, self._began, deepcopy(self.optimizer.state_dict())
+        try:
+            return super().repeated(oracle, batches, lowered, y, moment)
+        finally:
+            self.optimizer.load_state_dict(now)
+            self._held, self._began = held, began
+
+    def keeps(self, y: Vector | None) -> Fields:
+        """What the optimiser holds, and its last rate."""
+        return Fields({"optimizer": Held(self.optimizer), "accepted": Number()}, empty=True)
+
+    def checked(self, state: State) -> State:
+        """Read a state from a file."""
+        return self.keeps(None).read(state, "state")
+
+    def _step(self) -> None:
+        try:
+            with torch.enable_grad():
+                self.optimizer.step()
+        except (TypeError, ValueError, RuntimeError) as error:
+            name = type(self.optimizer).__name__
+            raise ValueError(
+                f"`{self._call}(lower_optimizer={name}(...))`: {name}.step(), called without a closure and with the gradients in "
+                f".grad, failed: {error}. Optimisers that evaluate the loss themselves can't be used here; "
+                "lower_step=Armijo() and lower_direction=LBFGS() do the like"
+            ) from error
+
+    def _state(self, accepted: float) -> State:
+        return {"optimizer": deepcopy(self.optimizer.state_dict()), "accepted": accepted}
+
+    def _load(self, wanted: State) -> None:
+        """Put the optimiser into a state, where it is in another: after an iteration that was cut off, or from a file."""
+        if wanted is not self._held:
+            now = [{name: own for name, own in g.items() if name != "params"} for g in self.optimizer.param_groups]
+            self.optimizer.load_state_dict(deepcopy(dict(wanted["optimizer"])))
+            if (
+                wanted is self._began
+            ):  # the iteration is made again: rates that somebody has changed since stay as they are
+                for group, own in zip(self.optimizer.param_groups, now, strict=True):
+                    group.update(own)
+        self._held = self._began = wanted
+
+
+def _without(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    known = {id(tensor) for tensor in others}
+    return [tensor for tensor in tensors if id(tensor) not in known]
+
+
+class Held(Kind):
+    """What a torch optimiser holds: groups like its own, no NaN, and such that it can take a step from there.
+
+    Args:
+        optimizer: The optimiser. What its state looks like is its own affair, so the state is tried on a copy of it.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer = optimizer
+
+    def read(self, value: Any, where: str) -> dict[str, Any]:
+        """A copy of the state."""
+        saved = Free().read(value, where)
+        for name, kind in (("state", dict), ("param_groups", list)):
+            if not isinstance(saved, dict) or not isinstance(saved.get(name), kind):
+                raise Unfit(f"{where} is not what the state_dict() of an optimiser gives: it lacks {name!r}")
+        groups, ours = saved["param_groups"], self.optimizer.param_groups
+        for i, group in enumerate(groups):
+            if not isinstance(group, dict) or not isinstance(group.get("params"), list):
+                raise Unfit(f"{where}['param_groups'][{i}] is {shown(group)}; it must be a mapping that has 'params'")
+        sizes = [len(group["params"]) for group in groups]
+        if sizes != [len(group["params"]) for group in ours]:
+            here = [len(group["params"]) for group in ours]
+            raise Unfit(f"{where} is of groups of {sizes} parameters, those of the lower optimiser are of {here}")
+        for i, (group, own) in enumerate(zip(groups, ours, strict=True)):
+            for name in own.keys() - {"params"}:
+                _like(own[name], group.get(name), f"{where}['param_groups'][{i}][{name!r}]", name == "lr")
+        for place, number in _numbers(saved["state"], f"{where}['state']"):
+            if isinstance(number, Tensor) and number.is_floating_point() and not number.is_meta:
+                wrong = bool(torch.isnan(number).any()) or (place.endswith("['step']") and bool((number < 0).any()))
+            else:
+                wrong = isinstance(number, Real) and (number != number or (place.endswith("['step']") and number < 0))
+            if wrong:
+                raise Unfit(f"{place} holds values that are no numbers, or no count")
+        failed = self._tried(saved) if not self._tried(deepcopy(self.optimizer.state_dict())) else ""
+        if failed:
+            raise Unfit(f"{where}: {type(self.optimizer).__name__}.step() cannot go on from it ({failed})")
+        return saved
+
+    def _tried(self, state: dict[str, Any]) -> str:
+        """Why a copy of the optimiser cannot take two steps from a state, along gradients of zero; empty where it can."""
+        try:
+            copy = deepcopy(self.optimizer)
+            copy.load_state_dict(deepcopy(state))
+            for group in copy.param_groups:
+                for p in group["params"]:
+                    p.grad = torch.zeros_like(p)
+            with torch.enable_grad():
+                copy.step()
+                copy.step()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}".partition("\n")[0]
+        return ""
+
+
+def _like(own: Any, saved: Any, where: str, rate: bool) -> None:
+    """Refuse a setting that cannot stand where a number stands here."""
+    if isinstance(own, bool) or not isinstance(own, Real):
+        for i, part in enumerate(own if isinstance(own, tuple | list) and isinstance(saved, tuple | list) else ()):
+            _like(part, saved[i] if i < len(saved) else None, f"{where}[{i}]", False)
+        return
+    number = saved.item() if isinstance(saved, Tensor) and saved.numel() == 1 and not saved.is_meta else saved
+    Number(0.0 if rate else -float("inf"), infinite=not isfinite(own)).read(number, where)
+
+
+def _numbers(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Every leaf of a state, with its place."""
+    if isinstance(value, Mapping):
+        for name, own in value.items():
+            yield from _numbers(own, f"{where}[{name!r}]")
+    elif isinstance(value, list | tuple):
+        for i, own in enumerate(value):
+            yield from _numbers(own, f"{where}[{i}]")
+    else:
+        yield where, value

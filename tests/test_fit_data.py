@@ -1,0 +1,339 @@
+"""What a run is fed: arrays and frames, which batches the hypergradient sees, and the files and bars around a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import sys
+from collections import namedtuple
+from dataclasses import field, make_dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import bisls
+from bisls._files import remove_unfinished, replacing, write_whole
+from bisls.checkpoint import Checkpoint, CheckpointError
+from bisls.feed import feed
+from bisls.fit import fit
+from bisls.methods import BiSLS
+from bisls.progress import Progress, Transfer
+from bisls.steps import Constant
+from bisls.steps.base import Step, StepRule
+
+ROWS = np.array([[1.0, 2.0], [0.5, -1.0], [3.0, 0.25], [-2.0, 1.0]])
+TARGET = np.array([2.0, -1.0, 0.5, 3.0])
+
+
+def ridge(dtype=torch.float64):
+    x = torch.full((2,), -1.0, dtype=dtype, requires_grad=True)
+    y = torch.zeros(2, dtype=dtype, requires_grad=True)
+
+    def loss(batch):
+        features, target = batch
+        assert isinstance(features, torch.Tensor)
+        return ((features @ y - target) ** 2).mean()
+
+    return bisls.Bilevel(loss, lambda batch: loss(batch) + (x.exp() * y**2).sum(), [x], [y])
+
+
+def end(problem):
+    return problem.x.read().tolist() + problem.y.read().tolist()
+
+
+# --- arrays and frames
+
+
+def test_arrays_are_data():
+    expected, found = ridge(), ridge()
+    tensors = (torch.as_tensor(ROWS), torch.as_tensor(TARGET))
+    fit(BiSLS(expected), tensors, tensors, 5, False)
+    fit(BiSLS(found), (ROWS, TARGET), (ROWS, TARGET), 5, False, step_data=None)
+    assert end(found) == end(expected)
+
+
+Pair = namedtuple("Pair", "features target")
+
+
+def test_arrays_become_tensors_once_and_share_their_memory():
+    own = feed(ROWS, "upper_data")
+    batch = own.take()
+    assert own.whole
+    assert batch is own.take()
+    assert batch.dtype == torch.float64
+    assert batch.data_ptr() == ROWS.ctypes.data
+    nested = feed({"a": Pair(ROWS.astype(np.float32), TARGET), "b": [np.float32(2.5), 3, "name", None]}, "x").take()
+    assert isinstance(nested["a"], Pair)
+    assert nested["a"].features.dtype == torch.float32
+    assert nested["b"][0].item() == 2.5
+    assert nested["b"][1:] == [3, "name", None]
+
+
+def test_arrays_that_torch_cannot_share_are_copied():
+    fixed = ROWS.copy()
+    fixed.setflags(write=False)  # torch would warn, and warnings are errors here
+    assert torch.equal(feed(fixed, "x").take(), torch.tensor(ROWS.tolist(), dtype=torch.float64))
+    assert torch.equal(feed(TARGET[::-1], "x").take(), torch.tensor(TARGET[::-1].tolist(), dtype=torch.float64))
+
+
+def test_frames_and_series_of_pandas_are_data():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(ROWS, columns=["a", "b"])
+    expected, found = ridge(), ridge()
+    fit(BiSLS(expected), (ROWS, TARGET), (ROWS, TARGET), 5, False)
+    data = (frame, pandas.Series(TARGET))
+    fit(BiSLS(found), data, data, 5, False)
+    assert end(found) == end(expected)
+    assert feed(frame, "upper_data").whole  # not an iterator over the names of its columns
+    frame["c"] = ["some", "text", "in", "it"]
+    with pytest.raises(
+        ValueError, match=r"`fit\(upper_data=DataFrame\(...\)\)`: this DataFrame cannot be read as numbers.*as_tensor"
+    ):
+        fit(BiSLS(ridge()), frame, None, 1, False)
+
+
+def test_frames_of_polars_are_data():
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"a": ROWS[:, 0], "b": ROWS[:, 1]})
+    assert torch.equal(feed(frame, "upper_data").take(), torch.as_tensor(ROWS))
+    assert torch.equal(feed(frame["a"], "upper_data").take(), torch.as_tensor(ROWS[:, 0]))
+
+
+class Foreign:
+    """A frame of a library that nobody has heard of."""
+
+    def __array__(self, dtype=None, copy=None):
+        return ROWS
+
+    def __iter__(self):
+        return iter(["a", "b"])
+
+
+def test_any_frame_that_numpy_can_read_is_data():
+    assert torch.equal(feed(Foreign(), "upper_data").take(), torch.as_tensor(ROWS))
+
+
+def test_batches_of_an_iterator_are_left_as_they_are():
+    assert feed(iter([ROWS]), "upper_data").take() is ROWS
+
+
+# --- which batches
+
+
+@pytest.mark.parametrize("lower_iters", [None, 4])
+def test_each_factor_of_a_stochastic_neumann_product_sees_a_fresh_batch(lower_iters):
+    seen, used = [], []
+    x, y = torch.tensor([0.5], requires_grad=True), torch.tensor([1.0, 2.0], requires_grad=True)
+
+    def lower(batch):
+        used.append(int(batch))
+        return (1.0 + 0.01 * batch) * ((y - x) ** 2).sum()
+
+    def batches():
+        return torch.tensor(float(len(seen) - 1)) if seen.append(0) is None else None
+
+    problem = bisls.Bilevel(lambda _: ((y - 3.0) ** 2).sum(), lower, [x], [y], tape=False)
+    options = {} if lower_iters is None else {"lower_iters": lower_iters}
+    solver = BiSLS.paper(problem, hypergrad=bisls.StochasticNeumann(terms=4, smoothness=3.0), **options)
+    asked = []
+    graph = solver.oracle.lower_graph
+
+    def watched(batch, *rest, **more):
+        asked.append(int(batch))
+        return graph(batch, *rest, **more)
+
+    solver.oracle.lower_graph = watched
+    torch.manual_seed(3)
+    several, T = 0, solver.lower_iters
+    for k in range(6):
+        del asked[:]
+        fit(solver, None, batches, 1, False)
+        assert len(seen) == (k + 1) * T  # T batches an iteration, whoever uses them
+        factors = list(dict.fromkeys(asked))
+        newest = (k + 1) * T - 1
+        assert factors == list(range(newest, newest - len(factors), -1))  # the newest first, each once
+        several += len(factors) > 1
+    assert several >= 3  # M is 0 in one of four
+
+
+# --- a checkpoint knows a method by what is not a default
+
+
+def rule(**options):
+    """A step rule of a version of its own: the class is made anew, with more settings or fewer."""
+
+    def choose(self, line, memory):
+        return Step(self.step, memory.later())
+
+    fields = [
+        ("step", float, field(default=0.1)),
+        *((name, float, field(default=own)) for name, own in options.items()),
+    ]
+    return make_dataclass("Own", fields, bases=(StepRule,), namespace={"choose": choose}, frozen=True)
+
+
+def run(path, own, steps, **options):
+    problem = ridge()
+    solver = bisls.Alternating(problem, upper_step=own, lower_step=Constant(0.1), **options)
+    return fit(solver, (ROWS, TARGET), (ROWS, TARGET), steps, False, checkpoint=path, resume=True), problem
+
+
+def test_a_setting_that_comes_new_with_its_default_keeps_old_checkpoints(tmp_path):
+    whole, at = run(tmp_path / "whole.pt", rule()(0.2), 6)
+    path = tmp_path / "run.pt"
+    run(path, rule()(0.2), 3)
+    resumed, found = run(path, rule(patience=7.0)(0.2), 6)
+    assert [record.to_dict() for record in resumed] == [record.to_dict() for record in whole]
+    assert end(found) == end(at)
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "name"),
+    [
+        (rule()(0.3), {}, r"step=0.2.*here it is .*step=0.3"),
+        (rule(patience=7.0)(0.2, 8.0), {}, r"here it is .*patience=8.0"),
+        (rule()(0.2), {"lower_iters": 3}, r"here it is .*lower_iters=3"),
+        (rule()(0.2), {"lower_tol": 0.5}, r"here it is .*tol=0.5"),
+    ],
+)
+def test_a_setting_that_differs_is_refused_by_name(own, options, name, tmp_path):
+    path = tmp_path / "run.pt"
+    run(path, rule()(0.2), 3)
+    with pytest.raises(CheckpointError, match=f"is of another method .*{name}"):
+        run(path, own, 6, **options)
+
+
+def test_the_state_of_another_method_is_refused():
+    solvers = [bisls.Alternating(ridge(), upper_step=Constant(step), lower_step=Constant(0.1)) for step in (0.1, 0.2)]
+    fit(solvers[0], (ROWS, TARGET), (ROWS, TARGET), 2, False)
+    with pytest.raises(ValueError, match=r"the state is of another method, .*step=0.1.*; this one is .*step=0.2"):
+        solvers[1].load_state_dict(solvers[0].state_dict())
+    assert solvers[1].k == 0
+
+
+def test_a_solver_without_an_identity_is_known_by_its_repr(tmp_path):
+    class Wrapped:
+        """A solver of one's own around another."""
+
+        def __init__(self, name):
+            self.own, self.name = BiSLS(ridge()), name
+            self.problem, self.lower_iters = self.own.problem, self.own.lower_iters
+            self.step, self.state_dict, self.load_state_dict = (
+                self.own.step,
+                self.own.state_dict,
+                self.own.load_state_dict,
+            )
+
+        @property
+        def k(self):
+            return self.own.k
+
+        def __repr__(self):
+            return f"Wrapped({self.name})"
+
+    path, data = tmp_path / "run.pt", (ROWS, TARGET)
+    fit(Wrapped("a"), data, data, 2, False, checkpoint=path)
+    assert len(fit(Wrapped("a"), data, data, 4, False, checkpoint=path, resume=True)) == 4
+    with pytest.raises(CheckpointError, match=r"it has Wrapped\(a\), here it is Wrapped\(b\)"):
+        fit(Wrapped("b"), data, data, 4, False, checkpoint=path, resume=True)
+
+
+# --- files
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_permissions_are_those_of_the_old_file_or_of_the_umask(tmp_path):
+    path = tmp_path / "a"
+    before = os.umask(0o027)
+    try:
+        write_whole(path, "one")
+        assert mode(path) == 0o640
+        path.chmod(0o604)
+        write_whole(path, "two")
+    finally:
+        os.umask(before)
+    assert mode(path) == 0o604
+    assert path.read_text() == "two"
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "big disk").mkdir()
+    target, link = tmp_path / "big disk" / "run.pt", tmp_path / "run.pt"
+    link.symlink_to(target)
+    for _ in range(2):  # one that points to nothing yet, and to a file
+        fit(BiSLS(ridge()), (ROWS, TARGET), (ROWS, TARGET), 2, False, checkpoint=Checkpoint(link), resume=True)
+        assert link.is_symlink()
+        assert target.is_file()
+        assert not target.is_symlink()
+    bisls.History().save(link)
+    assert link.is_symlink()
+    assert target.read_text() == ""
+
+
+def test_a_device_is_written_to():
+    write_whole("/dev/null", "nothing")
+    assert not os.path.isfile("/dev/null")
+
+
+def test_a_block_that_raises_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a"
+    write_whole(path, "old")
+
+    def interrupted():
+        with replacing(path) as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+    (tmp_path / ".a.77-abc.tmp").write_text("left by a kill")
+    (tmp_path / ".ab.77-abc.tmp").write_text("of another file")
+    remove_unfinished(path)
+    assert sorted(os.listdir(tmp_path)) == [".ab.77-abc.tmp", "a"]
+
+
+# --- bars
+
+
+def test_a_bar_counts_in_the_log(caplog):
+    with caplog.at_level(logging.INFO), Progress(True, 4, what="runs", every=0.0) as bar:
+        bar.advance("first")
+        bar.advance()
+        bar.reach(4, "last")
+        bar.begin("again", None)
+        bar.advance(by=5)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split("  ")[:2] for line in lines] == [
+        ["1/4 runs", "first"],
+        ["2/4 runs", "first"],
+        ["4/4 runs", "last"],
+        ["5 runs", "again"],
+    ]
+    assert "left" not in lines[3]
+
+
+def test_a_download_shows_bytes_on_the_console_it_is_given():
+    rich = pytest.importorskip("rich.console")
+    import io
+
+    out = io.StringIO()
+    console = rich.Console(file=out, force_terminal=True, width=100, color_system=None)
+    with Transfer(console) as bar:
+        bar.begin("train-images", 2000)
+        bar.advance(by=1500)
+    assert "train-images" in out.getvalue()
+    assert "1.5/2.0 kB" in out.getvalue()
+
+
+def test_without_rich_there_is_no_bar(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with Progress(True, 2) as bar:
+        bar.advance("on")
+    assert bar.done == 1
