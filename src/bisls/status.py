@@ -23,6 +23,7 @@ class Status(IntEnum):
     LOWER_ROSE = 12
     NO_INFLUENCE = 13
     UPPER_ROSE = 14
+    RESTARTED = 15
 
     @property
     def advice(self) -> str:
@@ -94,5 +95,10 @@ _ADVICE = {
     Status.UPPER_ROSE: (
         "the running mean of the upper loss has been well above its lowest level for many iterations; look at the lower status, "
         "use larger batches, or give step_data that judge the steps"
+    ),
+    Status.RESTARTED: (
+        "training was lost (losses above the first one for long, or gradients that had become exactly zero), so the parameters "
+        "went back to where they began, and go on with a tenth of the step. If it happens again, look at the data and the scale of "
+        "the initial weights"
     ),
 }

@@ -2,48 +2,87 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import sqrt
+from dataclasses import dataclass, replace
+from math import exp, isfinite, sqrt
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bisls.optim.arithmetic import add_, decay_, lerp_, norms_of, overflows
+from bisls.line import Line
+from bisls.optim import scaling
+from bisls.optim.arithmetic import Ray, add_, decay_, lerp_, overflows
 from bisls.optim.base import LineOptimizer, Params
 from bisls.optim.evaluation import Evaluation
-from bisls.optim.units import options
+from bisls.optim.units import unit_of
 from bisls.status import Status
-from bisls.steps.base import Step, StepRule
+from bisls.steps.base import Memory, Step, StepRule
 from bisls.steps.curvature import Curvature
 
-# Settled on the data sets that docs/decisions.md names, judged on others.
-NEAR, LEAST, MOST = 0.06, 0.1, 0.2  # the share of z where gradients are taken: NEAR / (step m), between the other two
-OUTLIER = 10.0  # a squared gradient norm counts for at most so many times the mean of those before
-REACH = 3.0  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
+# Settled on the problems that docs/decisions.md names, judged on others.
+START = 0.3  # the first step, in units of the one that is best for the first batch alone
+B2 = 0.999  # how long squared gradients are remembered
+SHARE = 0.2  # of the way from the average to the iterate, where gradients are taken
+WORSE = 0.01  # how much worse than at the average the loss may be there, as a share of all that was gained so far
+REACH = 1.6  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
+OUTLIER = 10.0  # a squared gradient counts for at most so many times the mean of those before
+GAIN, MOST, LEAST, FASTER, SLOWER = 0.3, 0.5, 0.03, 1.3, 0.6  # how fast the ceiling learns: at first, bounds, factors
+AHEAD = 4.0  # the ceiling is at most so many times the step that was taken
+SPARSE, DENSE = 12, 6  # the average is looked at every 1 + k / DENSE steps, and at least every so many
+FORGET = 0.1  # the weight of a new loss in the running mean
+ABOVE, DEAD = 30, 10  # so many losses in a row above the first one, or steps with half of the gradients zero: begin anew
+CLEARLY = 3.0  # and the mean of the losses above the first one by so many times their spread
+AGAIN = 0.1  # the step to begin anew with, in units of the last one
 SHORTEST = 1e-280  # a first trial that is too short to be measured is none
 LARGEST = 1e140  # larger steps weigh no more in the average: the sum of the weights must be a number
-WARM, LONGEST = 0.1, 5.0  # the step that curvature allows grows as WARM sqrt(k + 1) / m, up to LONGEST / m
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The longest step that the last looks at the average allow, and how fast it changes.
+
+    Each look is a vote, longer or shorter. Votes that agree speed it up, votes that differ slow it down.
+
+    Attributes:
+        size: The ceiling.
+        gain: By what its logarithm changed last.
+        vote: 1 for longer, -1 for shorter, 0 before the first.
+    """
+
+    size: float
+    gain: float
+    vote: int
+
+    def voted(self, longer: bool) -> Ceiling:
+        """The ceiling after one more vote."""
+        vote = 1 if longer else -1
+        factor = 1.0 if self.vote == 0 else FASTER if vote == self.vote else SLOWER
+        gain = min(max(self.gain * factor, LEAST), MOST)
+        return Ceiling(self.size * exp(vote * gain), gain, vote)
 
 
 class Auto(LineOptimizer):
     """The recommended default: no learning rate, no schedule, no horizon.
 
-    Two measurements bound the step, and neither needs a scale to be given:
+    Gradients are scaled as Adam scales them, ``d = g / a``, ``a = sqrt(v^) + eps``, v the running mean of the squares. An
+    iterate z moves along them, ``z <- z - gamma d``; x is the average of the z's with weights (k + 1) gamma^2; gradients are
+    taken between the two, at ``y = x + 0.2 (z - x)``. Two measurements bound gamma, and neither needs a scale to be given:
 
-    1. *Curvature.* m, the mean curvature of the loss along the gradients, from one extra forward pass at each of the first
-       thirty steps and at every tenth afterwards (the step rule `Curvature`). The step is at most min{0.1 sqrt(k + 1), 5} / m.
-    2. *Noise.* The distance r that the average has come from the start, and the sum G of the squared gradient norms: the
-       step is at most 3 r / sqrt(G). While the gradients agree, r grows and this bound stays wide; where they only differ by
-       noise, r stands still and it decays as 1 / sqrt(k).
+    1. *A line between average and iterate.* z - x comes from earlier batches, so a new batch judges it without bias: now and
+       then the loss is looked at in x as well. Where f(y) is above f(x), by more than a hundredth of what was gained so far,
+       z goes too far, and the ceiling of gamma falls; otherwise it rises. It begins at a third of the step that is best for
+       the first batch along d, found by a few trials.
+    2. *Noise.* With r the distance of x from the start, in the metric a, and G the sum of ``<g, d>``, gamma is at most
+       ``1.6 r / sqrt(G)``. While gradients agree, r grows and this bound stays wide; where they differ by noise alone, r stands
+       still and it decays as 1 / sqrt(k).
 
-    The iterate z moves by gamma, the smaller of the two; x is the average of the z's with weights (k + 1) gamma^2, and gradients
-    are taken at ``y = x + s (z - x)``. The share s is 0.06 / (gamma m), between 0.1 and 0.2: one step moves y by a small part
-    of what the curvature allows. During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back.
+    During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back. A run that is lost (thirty
+    losses in a row above the first one; gradients that have become exactly zero for half of the parameters) goes back to the
+    start with a tenth of the step, and `last_status` says `Status.RESTARTED`.
 
     Args:
-        params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one norm over all.
-        lr: Where the first measurement begins; leave it. A scheduler that changes it scales the steps by the same factor.
+        params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one line through all.
+        lr: Where the first trials begin; leave it. A scheduler that changes it scales the steps by the same factor.
         weight_decay: Decoupled, as in AdamW: z also goes back by the step times this times y. At least 0; groups may differ.
         maximize: Maximise the objective.
         foreach: False walks over the parameters one by one.
@@ -63,13 +102,23 @@ class Auto(LineOptimizer):
     _searches = True
     _measures = True
     _stands: ClassVar[dict[str, str]] = {"start": "lr"}
-    _notes: ClassVar[tuple[str, ...]] = ("start", "unit")
-    _together: ClassVar[tuple[str, ...]] = ("z", "start", "average")
+    _notes: ClassVar[tuple[str, ...]] = ("start",)
+    _together: ClassVar[tuple[str, ...]] = ("z", "start", "average", "squares")
     _counters: ClassVar[dict[str, Any]] = {
         **LineOptimizer._counters,
+        "unit": 0.0,  # what gradients are measured in, for the whole run; 0 before the first
+        "begun": 0,  # the step before the first, or before the first after going back to the start
+        "look": 0,  # the step at which the average is looked at next
+        "gain": GAIN,
+        "vote": 0,
         "squares": 0.0,
         "distance": 0.0,
-        "interpolation": 1.0 - MOST,
+        "first_loss": 0.0,
+        "mean_loss": 0.0,
+        "spread": 0.0,
+        "above": 0,
+        "alive": 0,
+        "dead": 0,
     }
 
     def __init__(
@@ -90,57 +139,127 @@ class Auto(LineOptimizer):
         self.param_groups[-1].setdefault("start", float(self.param_groups[-1]["lr"]))
 
     def _rule(self, group: dict[str, Any]) -> StepRule:
-        start = max(float(g.get("start", g["lr"])) for g in self.param_groups)
-        return Curvature(start=max(options({"lr": start}, group.get("unit", 1.0))["lr"], SHORTEST))
+        """Finds the scale of the first step."""
+        return Curvature(start=max(max(float(g.get("start", g["lr"])) for g in self.param_groups), SHORTEST))
 
     def _averages(self) -> bool:
         return True
 
-    def _take(self, found: Evaluation, judged: Evaluation, step: Step) -> Step:
-        first, k = self.param_groups[0], step.memory.k
-        params = [p for p in self._all() if p.requires_grad]
-        self._initialise()
-        self._follow(params)
-        # an outlier counts, and moves, as much as OUTLIER times the mean square so far: one batch can't end the run
-        if k <= 1:  # in what gradients are measured, for the whole run
-            self._set(unit=judged.gradient.unit)
-        unit = first.get("unit", 1.0)
-        square = -judged.gradient.slope * (judged.gradient.unit / unit) ** 2
-        usual = min(square, OUTLIER * first["squares"] / (k - 1)) if k > 1 and first["squares"] > 0 else square
-        squares = first["squares"] + usual
-        # at the first step there is no distance yet: what the curvature allows says how far it would go
-        distance = first["distance"] or step.size * unit * sqrt(square)
-        curved = min(WARM * sqrt(k), LONGEST) * step.size
-        scheduled = self._ceiling() / max(group["start"] for group in self.param_groups)
-        size = min(REACH * distance / sqrt(squares) / unit if squares > 0 else curved, curved) * scheduled
-        share = min(max(NEAR * step.size / size, LEAST), MOST) if size > 0 else MOST
+    # --- the step
 
-        states, ratios, ray = [self.state[p] for p in params], self._ratios(), found.moves
-        iterates, averages = [s["z"] for s in states], [s["average"] for s in states]
+    def _advance(self, found: Evaluation, judged: Evaluation) -> None:
+        first = self.param_groups[0]
+        memory = Memory(first["k"], first["remembered"])
+        finite = isfinite(found.value) and isfinite(found.gradient.slope) and isfinite(found.moves.slope)
+        if not finite or not isfinite(judged.value):
+            self._remember(Step(0.0, memory, status=Status.NON_FINITE))
+        elif self._ceiling() == 0.0 or self._lost(found):
+            self._remember(Step(0.0, memory.later(), status=self._back() if self._ceiling() else Status.STATIONARY))
+        else:
+            self._remember(self._stepped(found, judged, memory))
+
+    def _stepped(self, found: Evaluation, judged: Evaluation, memory: Memory) -> Step:
+        first, k = self.param_groups[0], memory.k - self.param_groups[0]["begun"] + 1
+        self._initialise()
+        self._follow([p for p in self._all() if p.requires_grad])
+        unit = first["unit"] or unit_of(found.gradient.norms)
+        # what looks at other points comes first: a closure that raises leaves everything as it was
+        ceiling, checks = Ceiling(memory.step or 0.0, first["gain"], first["vote"]), 0
+        if memory.step is not None and k >= first["look"] > 0:
+            gained = max(first["first_loss"] - first["mean_loss"], 0.0)
+            ceiling, checks = ceiling.voted(longer=judged.value - self._at_average(judged) <= WORSE * gained), 1
+        ray, scales = self._scaled(found, unit)
+        square = -ray.slope
+        if square <= 0.0:
+            return Step(0.0, memory.later(), checks, Status.STATIONARY)
+        if memory.step is None:
+            step = self._scale(found, ray, memory, unit)
+            if step.size == 0.0:
+                return step
+            ceiling, checks = replace(ceiling, size=START * step.size), step.checks
+        # an outlier counts, and moves, as much as OUTLIER times the mean square so far: one batch can't end the run
+        squares = first["squares"]
+        usual = min(square, OUTLIER * squares / (k - 1)) if k > 1 and squares > 0 else square
+        squares += usual
+        away = first["distance"] or ceiling.size * sqrt(square)
+        size = min(ceiling.size, REACH * away / sqrt(squares))
+        scheduled = self._ceiling() / max(group["start"] for group in self.param_groups)
+        taken = size * scheduled * sqrt(usual / square)
+        if not self._move_all(ray, taken, k * min(size * scheduled, LARGEST) ** 2):
+            return Step(0.0, memory.later(), checks, Status.NON_FINITE)
+        if checks:
+            points = ([self.state[p][key] for p in ray.params] for key in ("average", "start"))
+            away = max(first["distance"], scaling.distance(*points, scales, ray.ratios))
+            look = max(k + min(1 + k // DENSE, SPARSE), 3)
+            self._set(look=look, gain=ceiling.gain, vote=ceiling.vote, distance=away)
+        self._set(unit=unit, squares=squares)
+        self._note(found, k)
+        return Step(taken, Memory(memory.k + 1, min(ceiling.size, AHEAD * size)), checks)
+
+    def _scaled(self, found: Evaluation, unit: float) -> tuple[Ray, list[Tensor]]:
+        """The ray along d, its slope in units of the gradient, and a; the squares of this gradient are learnt."""
+        own = found.moves
+        states = [self.state[p] for p in own.params]
+        for state in states:
+            state["seen"] += 1
+        moments, seen = [state["squares"] for state in states], [state["seen"] for state in states]
+        grads = scaling.in_units(own.tensors, moments, unit)
+        scaling.learn_(moments, grads, B2, self._foreach)
+        scales = scaling.roots(moments, seen, B2, self._foreach)
+        tensors = scaling.over(grads, scales, self._foreach)
+        # no number of d is larger than this
+        norms = [sqrt((1.0 - B2**n) / (1.0 - B2) * g.numel()) for n, g in zip(seen, grads, strict=True)]
+        return Ray(own.params, tensors, own.ratios, norms, -scaling.product(grads, tensors, own.ratios)), scales
+
+    def _scale(self, found: Evaluation, ray: Ray, memory: Memory, unit: float) -> Step:
+        """The step along the first direction that is best for its own batch."""
+        slope = ray.slope
+        if found.clipped:  # the loss falls by the true gradient
+            grads = scaling.in_units(found.gradient.tensors, ray.tensors, unit)
+            slope = -scaling.product(grads, ray.tensors, ray.ratios)
+        with self._trials(found, ray) as at:
+            line = Line(found.value / unit, slope, lambda t: at(t) / unit, eps=found.eps)
+            return self._named_rule(self.param_groups[0]).choose(line, memory)
+
+    def _at_average(self, judged: Evaluation) -> float:
+        """The judging loss in the average, on the same batch and random numbers."""
+        params = [p for p in self._all() if "average" in self.state.get(p, {})]
+        saved = [p.detach().clone() for p in params]
+        try:
+            torch._foreach_copy_(params, [self.state[p]["average"] for p in params])
+            torch.clear_autocast_cache()
+            value = self._looked(judged)
+        finally:
+            torch._foreach_copy_(params, saved)
+        return value if isfinite(value) else judged.value
+
+    def _move_all(self, ray: Ray, taken: float, weight: float) -> bool:
+        """z, the average and y after the step; False, and nothing moved, where it leads out of the numbers."""
+        params = [p for p in self._all() if p.requires_grad]
         moving = [self.state[p]["z"] for p in ray.params]
-        taken = size * sqrt(usual / square) if square > 0 else size
         shares = self._decays(ray, taken)
         if overflows(ray, taken, self._sign(), moving, shares):
-            return replace(step, size=0.0, status=Status.NON_FINITE)
+            return False
         decay_(moving, shares, towards=ray.params)  # of y, where the gradient was taken
-        grads = [g.to(z.dtype) for z, g in zip(moving, ray.tensors, strict=True)]
-        add_(moving, grads, [-taken * ratio * self._sign() for ratio in ray.ratios], self._foreach)
-        away = self._distance(averages, [s["start"] for s in states], [ratios[p] for p in params])
-        lerp_(averages, iterates, self._shares(params, k * min(size * unit, LARGEST) ** 2), self._foreach)
-        self._set(squares=squares, distance=max(distance, away), interpolation=1.0 - share)
-        for p, y in zip(params, self._points(params), strict=True):
-            p.copy_(y)
+        add_(moving, ray.tensors, [-taken * ratio * self._sign() for ratio in ray.ratios], self._foreach)
+        iterates, averages = ([self.state[p][key] for p in params] for key in ("z", "average"))
+        lerp_(averages, iterates, self._shares(params, weight), self._foreach)
+        self._place(params)
+        return True
+
+    def _place(self, params: list[Tensor]) -> None:
+        """Put y into the parameters."""
+        torch._foreach_copy_(params, self._points(params))
+        for p in params:
             self.state[p]["version"] = p._version
         torch.clear_autocast_cache()
-        return replace(step, size=taken)
 
     def _points(self, params: list[Tensor]) -> list[Tensor]:
         """y, where the next gradients are taken."""
         iterates, averages = ([self.state[p][key] for p in params] for key in ("z", "average"))
-        share = self.param_groups[0]["interpolation"]
         if self._foreach is False:
-            return [z.lerp(average, share) for z, average in zip(iterates, averages, strict=True)]
-        return list(torch._foreach_lerp(iterates, averages, share))
+            return [average.lerp(z, SHARE) for z, average in zip(iterates, averages, strict=True)]
+        return list(torch._foreach_lerp(averages, iterates, SHARE))
 
     def _follow(self, params: list[Tensor]) -> None:
         """Where somebody else has changed a parameter since the last step (a reload, a projection), go with it."""
@@ -151,11 +270,48 @@ class Auto(LineOptimizer):
                 self.state[p]["z"] += shift
                 self.state[p]["average"] += shift
 
-    def _distance(self, averages: list[Tensor], starts: list[Tensor], ratios: list[float]) -> float:
-        """||x - x_0|| in the metric of the groups' ratios."""
-        norms = norms_of(list(torch._foreach_sub(averages, starts)), self._foreach)
-        sizes = torch.stack([norm.double() for norm in norms]).tolist()
-        return sqrt(sum(size * size / ratio for size, ratio in zip(sizes, ratios, strict=True) if ratio > 0))
+    # --- runs that are lost
+
+    def _note(self, found: Evaluation, k: int) -> None:
+        """Losses and gradients of late, for what is gained and for what is lost."""
+        first, value = self.param_groups[0], found.value
+        if k == 1:
+            alive = sum(norm > 0.0 for norm in found.gradient.norms)
+            self._set(first_loss=value, mean_loss=value, spread=0.0, above=0, alive=alive, dead=0)
+            return
+        weight = max(FORGET, 1.0 / k)
+        mean = first["mean_loss"] + weight * (value - first["mean_loss"])
+        spread = first["spread"] + weight * (abs(value - first["mean_loss"]) - first["spread"])
+        self._set(mean_loss=mean, spread=spread, above=first["above"] + 1 if value > first["first_loss"] else 0)
+        self._set(dead=first["dead"] + 1 if self._dying(found.gradient) else 0)
+
+    def _dying(self, gradient: Ray) -> bool:
+        """Whether half of the gradients are exactly zero that were not."""
+        return 2 * sum(norm > 0.0 for norm in gradient.norms) <= self.param_groups[0]["alive"]
+
+    def _lost(self, found: Evaluation) -> bool:
+        """Whether to go back to the start."""
+        first = self.param_groups[0]
+        if first["k"] - first["begun"] < DEAD:
+            return False
+        start = first["first_loss"]
+        risen = first["above"] >= ABOVE and first["mean_loss"] > start + CLEARLY * first["spread"]
+        gone = first["dead"] >= DEAD and self._dying(found.gradient) and found.value > start - 0.1 * abs(start)
+        return risen or gone
+
+    def _back(self) -> Status:
+        """Back to the start, with a shorter step."""
+        first = self.param_groups[0]
+        for p in self._all():
+            state = self.state.get(p, {})
+            if "start" in state:
+                p.copy_(state["start"])
+                del state["start"], state["z"], state["average"], state["squares"]
+                state["weight_sum"] = 0.0
+        again = AGAIN * min(first["remembered"] or 1.0, first["last_step_size"] or 1.0)
+        self._set(begun=first["k"] + 1, look=0, gain=GAIN, vote=0, squares=0.0, distance=0.0)
+        self._set(above=0, dead=0, remembered=max(again, SHORTEST))
+        return Status.RESTARTED
 
     def _initialise(self) -> None:
         for p in self._all():
@@ -163,6 +319,6 @@ class Auto(LineOptimizer):
             # until its first step a parameter may still be loaded, so its state is made anew
             if not state.get("weight_sum"):
                 wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
-                state.update(
-                    {key: wide.clone() for key in ("z", "start", "average")}, weight_sum=0.0, version=p._version
-                )
+                points = {key: wide.clone() for key in ("z", "start", "average")}
+                state.update(points, squares=torch.zeros_like(wide), seen=0, weight_sum=0.0, version=p._version)
+

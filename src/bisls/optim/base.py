@@ -301,28 +301,33 @@ class LineOptimizer(torch.optim.Optimizer):
         unchanged = [0.0] * len(ray.params)  # decay is no part of the line
 
         def at(t: float) -> float:
-            assert judged.closure is not None
             if overflows(ray, t, self._sign(), saved or ray.params, unchanged):
                 return inf
             if not saved:
                 saved.extend(p.detach().clone() for p in ray.params)
             torch._foreach_copy_(ray.params, saved)
             self._move(ray, t)
-            device = ray.params[0].device
-            if judged.does_backward:
-                with still(device, judged.moment, owner=self), torch.enable_grad(), stashed_grads(list(self._all())):
-                    value = judged.closure()
-            else:
-                value = probe(judged.closure, device, judged.moment, owner=self, recorded=compiled() > 0)
-            if isinstance(value, Tensor):
-                value = mean_over_ranks(value.detach().double()).item()
-            return self._sign() * float(value)
+            return self._looked(judged)
 
         try:
             yield at
         finally:
             if saved:
                 torch._foreach_copy_(ray.params, saved)
+
+    def _looked(self, judged: Evaluation) -> float:
+        """The judging loss at the present parameters, on its batch and random numbers, leaving no trace."""
+        assert judged.closure is not None
+        params = list(self._all())
+        device = params[0].device
+        if judged.does_backward:
+            with still(device, judged.moment, owner=self), torch.enable_grad(), stashed_grads(params):
+                value = judged.closure()
+        else:
+            value = probe(judged.closure, device, judged.moment, owner=self, recorded=compiled() > 0)
+        if isinstance(value, Tensor):
+            value = mean_over_ranks(value.detach().double()).item()
+        return self._sign() * float(value)
 
     # --- the average
 
@@ -363,7 +368,7 @@ class LineOptimizer(torch.optim.Optimizer):
         ceiling = self._ceiling()
         for group in self.param_groups:
             group["last_step_size"] = step.size * (float(group["lr"]) / ceiling) if ceiling > 0 else 0.0
-        if step.status is not before and step.status in (Status.NON_FINITE, Status.BELOW_BOUND):
+        if step.status is not before and step.status in (Status.NON_FINITE, Status.BELOW_BOUND, Status.RESTARTED):
             logger.warning("%s, step %d: %s", type(self).__name__, step.memory.k, step.status.advice)
 
     # --- small things

@@ -40,7 +40,14 @@ GROUP: dict[str, Kind] = {
     "last_status": Whole(0, int(max(Status))),
     "squares": Number(0.0),
     "distance": Number(0.0),
-    "interpolation": Number(0.0, 1.0),
+    "unit": Number(0.0),
+    "begun": Whole(),
+    "look": Whole(),
+    "gain": Number(0.0, above=True),
+    "vote": Whole(-1, 1),
+    **dict.fromkeys(("first_loss", "mean_loss"), Number()),
+    "spread": Number(0.0),
+    **dict.fromkeys(("above", "alive", "dead"), Whole()),
     "start": Number(0.0, above=True),
     **dict.fromkeys(("initial_lr", "max_lr", "min_lr", "swa_lr"), Rate()),
 }
@@ -132,10 +139,10 @@ def _entries(
         if entry is None:
             continue
         found[index] = dict(entry)
-        for key in ("average", "iterate", "z", "start"):
+        for key in ("average", "iterate", "z", "start", "squares"):
             if key in entry:
                 found[index][key] = _alike(p, entry[key], f"{where}[{key!r}]")
-        for key, kind in (("weight_sum", Number(0.0)), ("version", Maybe(Whole()))):
+        for key, kind in (("weight_sum", Number(0.0)), ("version", Maybe(Whole())), ("seen", Whole())):
             if key in entry:
                 kind.read(entry[key], f"{where}[{key!r}]")
         lacks = [key for key in together if key not in entry] if entry.get("weight_sum") else []

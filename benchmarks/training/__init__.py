@@ -1,0 +1,1 @@
+"""What `benchmarks/networks.py` trains, and with what."""
