@@ -1,5 +1,8 @@
 """Values, gradients and products of second derivatives of a problem's losses: against finite differences and torch itself."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -341,6 +344,20 @@ def test_a_loss_that_is_annealed_between_iterations_is_followed():
     for _ in range(20):
         record = solver.step(None, None)
     assert record.upper_value < 1e-4
+
+
+def test_an_iteration_imports_no_algebra_system():
+    """`torch.autograd.grad` with vectors would, to compare their shapes: longer than a small run."""
+    script = """
+import sys, torch, bisls
+x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+before = "sympy" in sys.modules
+for method in (bisls.BiSLS, bisls.Alternating):
+    problem = bisls.Bilevel(lambda _: ((y - 3) ** 2).sum(), lambda _: ((y - x) ** 2).sum(), [x], [y])
+    method(problem).step(None, None)
+assert ("sympy" in sys.modules) == before
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.parametrize("tape", [True, False, None])

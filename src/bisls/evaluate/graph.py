@@ -107,16 +107,15 @@ def _product(outputs: Parts, vectors: Sequence[Tensor], inputs: Sequence[Tensor]
     pairs = _pairs(outputs, vectors)
     if not pairs:
         return [torch.zeros_like(tensor) for tensor in inputs]
-    parts = torch.autograd.grad(
-        [o for o, _ in pairs], inputs, [v for _, v in pairs], retain_graph=True, allow_unused=True
-    )
+    parts = _backward([o for o, _ in pairs], [v for _, v in pairs], inputs)
     return [torch.zeros_like(t) if p is None else p for p, t in zip(parts, inputs, strict=True)]
 
 
 def _batched_product(outputs: Sequence[Tensor], vectors: Sequence[Tensor], inputs: Sequence[Tensor]) -> Parts:
-    """``torch.autograd.grad(outputs, inputs, vectors, is_grads_batched=True)``, without its import of torch's algebra system."""
+    """``torch.autograd.grad(outputs, inputs, vectors, is_grads_batched=True)``."""
+    return _vmap(lambda one: _backward(outputs, one, inputs), 0, 0, allow_none_pass_through=True)(tuple(vectors))
 
-    def one(vector: Sequence[Tensor]) -> Any:
-        return _engine_run_backward(tuple(outputs), vector, True, False, tuple(inputs), True, accumulate_grad=False)
 
-    return _vmap(one, 0, 0, allow_none_pass_through=True)(tuple(vectors))
+def _backward(outputs: Sequence[Tensor], vectors: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
+    """``torch.autograd.grad(outputs, inputs, vectors)``, which would import an algebra system to compare their shapes."""
+    return _engine_run_backward(tuple(outputs), tuple(vectors), True, False, tuple(inputs), True, accumulate_grad=False)

@@ -116,10 +116,7 @@ def grad(loss: Tensor, tensors: Sequence[Tensor], create_graph: bool = False) ->
     """The gradient of a scalar; None where it does not depend on a tensor."""
     if not loss.requires_grad:
         return (None,) * len(tensors)
-    with torch.enable_grad():
-        return torch.autograd.grad(
-            loss, tensors, create_graph=create_graph, retain_graph=create_graph, allow_unused=True
-        )
+    return torch.autograd.grad(loss, tensors, create_graph=create_graph, allow_unused=True)
 
 
 def scalar(name: str, loss: Any) -> Tensor:
