@@ -46,7 +46,7 @@ field: .venv/.cli  ## other libraries on the same problems, each in an environme
 soak: .venv/.cli  ## 20,000 iterations of a small problem: what stays behind in memory
 	$(BIN)/python benchmarks/soak.py
 
-attack: .venv/.cli  ## random programs, resumed runs, forged states and junk arguments against the promises (four minutes; MINUTES=240)
+attack: .venv/.cli  ## random losses, resumed runs, forged states and junk arguments against the promises (four minutes; MINUTES=240)
 	$(BIN)/python benchmarks/attack.py --minutes $(MINUTES) --out out
 
 rates: .venv/.cli  ## measured rates against the theorems

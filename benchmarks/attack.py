@@ -1,14 +1,14 @@
 """Attack the promises of the first page with random cases, and count what was tried, what held and what broke.
 
-programs   random losses, played from a tape and called: the same run to the last bit
+probes     random losses at trial points: no trace, and the same random numbers on both sides of a comparison
 resumes    random runs that are cut anywhere and resumed in a fresh process's place: the run that was never cut
 states     forged states and checkpoints: refused with nothing changed, or harmless
 junk       junk arguments: refused in words that name the user's own call
 
     python benchmarks/attack.py                              four minutes, a minute an attack
     python benchmarks/attack.py --minutes 240                a night
-    python benchmarks/attack.py --seed 7 --only programs     the same cases again, of one attack
-    python benchmarks/attack.py --seed 7 --only programs --case 31
+    python benchmarks/attack.py --seed 7 --only probes       the same cases again, of one attack
+    python benchmarks/attack.py --seed 7 --only probes --case 31
                                                              one case, with the traceback where it raises
 
 Each attack has its share of the time, and stops earlier where it has no case left. What breaks is printed with the call that
@@ -177,7 +177,7 @@ def parsed() -> argparse.Namespace:
     if not 0 < asked.minutes < float("inf"):
         parser.error(f"--minutes must be positive, got {asked.minutes:g}")
     if asked.case is not None and (asked.seed is None or len(asked.only) != 1 or asked.case < 0):
-        parser.error("--case needs the seed and the attack it belongs to: --seed 7 --only programs --case 31")
+        parser.error("--case needs the seed and the attack it belongs to: --seed 7 --only probes --case 31")
     return asked
 
 

@@ -3,7 +3,6 @@
 Plain torch is what most libraries come down to: T = 20 lower steps, ten conjugate gradients by autograd, Adam above. All take
 turns of ten iterations in one process with one thread, so that the ratios depend little on what else the machine does. (With
 turns of one iteration, `--turn 1`, each finds the processor's caches full of the others' code, as no run of its own does.)
-`tape=True` shows what playing the losses from a tape is worth.
 
     python benchmarks/small.py                 about a minute
     python benchmarks/small.py --iterations 5  a look at whether it runs
@@ -115,13 +114,10 @@ def compiled_loop() -> str:
 def contestants() -> dict[str, tuple[tasks.Task, Callable[[], object]]]:
     task = tasks.logistic_penalties()
     found: dict[str, tuple[tasks.Task, Callable[[], object]]] = {"AID-CG in plain torch": (task, plain_torch(task))}
-    for tape in (False, True):
-        for name, make in METHODS.items():
-            task = tasks.logistic_penalties()
-            task.problem.tape = tape
-            solver = make(task.problem)
-            label = f"{name}, tape=True" if tape else name
-            found[label] = (task, lambda s=solver, t=task: s.step(t.upper_data, t.lower_data))
+    for name, make in METHODS.items():
+        task = tasks.logistic_penalties()
+        solver = make(task.problem)
+        found[name] = (task, lambda s=solver, t=task: s.step(t.upper_data, t.lower_data))
     return found
 
 

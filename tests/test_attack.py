@@ -1,10 +1,11 @@
-"""The attack as a command, and a seeded slice of its random programs and of its runs that are cut and resumed."""
+"""The attack as a command, and a seeded slice of its random losses and of its runs that are cut and resumed."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import attack as command
 import attacks
 import pytest
 import torch
-from attacks import programs, resumes
+from attacks import probes, resumes
 
 logging.getLogger("bisls").addHandler(logging.NullHandler())
 
@@ -110,67 +111,49 @@ def test_the_cases_of_a_seed_are_always_the_same_and_those_of_another_are_not(na
     assert all(isinstance(attack.kind(case), str) for case in islice(attack.cases(1), 5))
 
 
-# --- random programs
+# --- random losses under probes
 
 
-def program(name: str, level: str, **more) -> programs.Program:
+def losses(name: str, level: str) -> probes.Losses:
     """A loss with one operation, at one level."""
-    kind = name.partition(": ")[0]
-    blank = programs.Program(
-        kind,
-        (),
-        (),
-        (5, 3, 6),
-        ((4, 1), (4,)),
-        ("float64", "float32", "float32", "float32"),
-        "BiSLS",
-        True,
-        False,
-        5,
-        7,
-    )
-    return replace(blank, **{level: (name,)}, **more)
+    dtypes = ("float64", "float32", "float32", "float32")
+    blank = probes.Losses(name.partition(": ")[0], (), (), (5, 3), ((4, 1), (4,)), dtypes, 7)
+    return replace(blank, **{level: (name,)})
 
 
-ODD = [
-    f"{kind}: {name}"
-    for kind, table in programs.KINDS.items()
-    if kind not in ("tensor operations", *programs.UNPROMISED)
-    for name in table
-]
+ODD = [f"{kind}: {name}" for kind in ("random numbers", "buffers") for name in probes.KINDS[kind]]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # some of what a loss may do is deprecated
 @pytest.mark.parametrize("level", ["upper", "lower"])
 @pytest.mark.parametrize("name", ODD)
-def test_a_loss_gives_the_same_run_played_and_called_and_its_probes_leave_no_trace(name, level):
-    assert programs.tried(program(name, level)) is None
+def test_probes_leave_no_trace_and_draw_the_same_numbers_again(name, level):
+    assert probes.tried(losses(name, level)) is None
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("number", range(12))
-def test_random_programs_give_the_same_run_played_and_called(number):
-    case = attacks.load("programs").case(
-        2026, 6 * (number // 2) + number % 2
-    )  # of the first two kinds: the rest is above
-    assert programs.tried(case) is None
+@pytest.mark.parametrize("number", range(40))
+def test_probes_of_random_losses_leave_no_trace(number):
+    assert probes.tried(attacks.load("probes").case(2026, number)) is None
 
 
-def test_there_are_programs_that_are_played():
-    """Or the attack would say nothing of the tape."""
-    names = ("softmax", "matmul", "layer norm", "where")
-    assert all(programs.played(program(f"tensor operations: {name}", "upper", several=False)) for name in names)
+@pytest.mark.filterwarnings("ignore")
+def test_probes_of_random_losses_seldom_fail():
+    """Or the attack would compare errors."""
+    failed = 0
+    for case in islice(probes.cases(2026), 40):
+        world = probes.World(case)
+        with torch.no_grad():
+            failed += any("Error: " in probes._outcome(look) for look in probes.looks(world).values())
+    assert failed < 4
 
 
-def test_a_difference_would_be_seen(monkeypatch):
-    case = program("tensor operations: matmul", "lower", iterations=2)
-    original = programs.run
-    monkeypatch.setattr(
-        programs, "run", lambda case, tape, world=None: original(case, tape, world) | ({"y after 1": 0} if tape else {})
+def test_a_trace_would_be_seen(monkeypatch):
+    monkeypatch.setattr(probes.bisls.Bilevel, "probing", lambda self, moment: nullcontext())
+    assert "two probes lower from one moment differ" in probes.tried(losses("random numbers: numpy", "lower"))
+    assert "the probe lower leaves a trace: buffer norm.running_mean" in probes.tried(
+        losses("buffers: batch norm", "lower")
     )
-    assert programs.tried(case).startswith("y after 1: 0 with the tape, [[")
 
 
 # --- runs that are cut and resumed
@@ -189,7 +172,6 @@ PLAIN = resumes.Composition(
     every=2,
     cuts=((3, "callback"), (5, "loss")),
     bounded=False,
-    tape=False,
     double=True,
     evaluate=1,
     seed=5,
@@ -206,8 +188,6 @@ VARIANTS = {
     "fresh and equal upper batches, below too": {**EQUAL, "lower_data": "fresh and equal"},
     "a validation loader of one batch": {**EQUAL, "upper_data": "a loader of one batch"},
     "many shapes": MANY,
-    "many shapes, tape on": {**MANY, "tape": True},
-    "annealed, tape on": {"extras": ("annealed",), "tape": True},
     **{
         f"{name} below ends": {"lower_data": name, "cuts": ((3, "end of data"),), "seed": 5 + i}
         for name in resumes.ENDING

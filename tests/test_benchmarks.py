@@ -89,8 +89,6 @@ def test_small_compares_iterations_in_turn(tmp_path):
     results = run("small", tmp_path, "--iterations", "3")["results"]
     plain, *ours = results
     assert results[plain]["ratio"] == 1.0
-    assert len(ours) == 6
+    assert len(ours) == 3
     same, *_ = ours
-    for name in ours[:3]:  # on a tape or not, the same numbers
-        assert results[name]["F"] == results[f"{name}, tape=True"]["F"]
     assert results[same]["F"] == pytest.approx(results[plain]["F"], rel=1e-3)

@@ -134,7 +134,7 @@ def test_each_factor_of_a_stochastic_neumann_product_sees_a_fresh_batch(lower_it
     def batches():
         return torch.tensor(float(len(seen) - 1)) if seen.append(0) is None else None
 
-    problem = bisls.Bilevel(lambda _: ((y - 3.0) ** 2).sum(), lower, [x], [y], tape=False)
+    problem = bisls.Bilevel(lambda _: ((y - 3.0) ** 2).sum(), lower, [x], [y])
     options = {} if lower_iters is None else {"lower_iters": lower_iters}
     solver = BiSLS.paper(problem, hypergrad=bisls.StochasticNeumann(terms=4, smoothness=3.0), **options)
     asked = []

@@ -306,7 +306,7 @@ def test_an_iteration_that_is_cut_off_leaves_the_optimiser_as_it_was(name):
     """A loss that raises in the middle of the lower loop: the next iteration is as if nothing had been tried."""
     runs = []
     for fails in (False, True):
-        problem, *_ = toy(tape=False)
+        problem, *_ = toy()
         loss, calls, broken = problem.lower_loss, [], set()
 
         def failing(batch, loss=loss, calls=calls, broken=broken):

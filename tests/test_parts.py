@@ -123,9 +123,7 @@ def problem(**bounds) -> bisls.Bilevel:
         gap = y - matrix @ x - b
         return 0.5 * (curvature * gap**2).sum() + 0.01 * (gap**4).sum()
 
-    return bisls.Bilevel(
-        lambda b: 0.5 * ((y - 1.0 - b) ** 2).sum() + 0.05 * (x**2).sum(), lower, [x], [y], tape=False, **bounds
-    )
+    return bisls.Bilevel(lambda b: 0.5 * ((y - 1.0 - b) ** 2).sum() + 0.05 * (x**2).sum(), lower, [x], [y], **bounds)
 
 
 def solver(base: type, part) -> bisls.Solver:
@@ -355,19 +353,17 @@ def test_what_the_default_handles_is_no_failure_and_what_it_cannot_is():
     def model() -> Tensor:
         return torch.relu(y * 2.0)
 
-    for tape in (True, False):
-        dead = bisls.Bilevel(
-            lambda _: (y - 2.0).pow(2).sum(),
-            lambda _: (model() - x).pow(2).sum() + 0.5 * (y + 1.0).pow(2).sum(),
-            [x],
-            [y],
-            tape=tape,
-        )
-        record = bisls.BiSLS(dead).step(None, None)
-        assert record.hypergrad_norm == 0.0
-        assert record.upper_status is bisls.Status.NO_INFLUENCE
-        assert record.status.failed
-        assert "x does not reach y" in record.advice
+    dead = bisls.Bilevel(
+        lambda _: (y - 2.0).pow(2).sum(),
+        lambda _: (model() - x).pow(2).sum() + 0.5 * (y + 1.0).pow(2).sum(),
+        [x],
+        [y],
+    )
+    record = bisls.BiSLS(dead).step(None, None)
+    assert record.hypergrad_norm == 0.0
+    assert record.upper_status is bisls.Status.NO_INFLUENCE
+    assert record.status.failed
+    assert "x does not reach y" in record.advice
 
     x = torch.tensor([0.5], requires_grad=True)
     y = torch.tensor([2.0, -1.0], requires_grad=True)

@@ -22,7 +22,7 @@ from bisls.steps import Memory
 EXACT = bisls.Implicit(bisls.CG(iters=200, tol=1e-12))
 
 
-def toy(noise: float = 0.0, dtype=torch.float64, tape: bool = True):
+def toy(noise: float = 0.0, dtype=torch.float64):
     """f = 1/2 ||y - 1 - b||^2 + 0.05 ||x||^2, g = 1/2 (y - Ax)' H (y - Ax): smooth; the batch b shifts both targets."""
     rng = torch.Generator().manual_seed(4)
     matrix = torch.randn(4, 3, generator=rng, dtype=dtype)
@@ -38,7 +38,6 @@ def toy(noise: float = 0.0, dtype=torch.float64, tape: bool = True):
         lambda b: 0.5 * (curvature * (y - matrix @ x - shift(b)) ** 2).sum(),
         [x],
         [y],
-        tape=tape,
     )
     return problem, x, y, matrix
 
@@ -270,7 +269,7 @@ def test_the_record_counts_what_was_evaluated():
         return call
 
     problem = bisls.Bilevel(
-        counted("upper", upper), counted("lower", lower), made.problem.x.tensors, made.problem.y.tensors, tape=False
+        counted("upper", upper), counted("lower", lower), made.problem.x.tensors, made.problem.y.tensors
     )
     for solver in (bisls.BiSLS(problem), bisls.BiSLS.paper(problem), bisls.BiSPS(problem, samples=2)):
         for k in range(5):
@@ -301,7 +300,7 @@ def test_a_lower_loop_that_is_done_ends_early():
 
 
 def test_a_list_is_one_batch_for_each_lower_step():
-    problem, *_ = toy(noise=1.0, tape=False)
+    problem, *_ = toy(noise=1.0)
     seen = []
     loss = problem.lower_loss
     problem.lower_loss = lambda batch: seen.append(batch) or loss(batch)
@@ -421,7 +420,7 @@ def test_giving_up_names_the_level_and_the_remedy():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_exception_leaves_the_parameters_as_they_were_before_the_iteration(error):
-    problem, x, y, _ = toy(tape=False)
+    problem, x, y, _ = toy()
     solver = bisls.BiSLS(problem)
     solver.step(None, None)
     before = x.detach().clone(), y.detach().clone()
@@ -586,8 +585,7 @@ GRAPH = torch.ones(1, requires_grad=True).exp().grad_fn
 
 
 @pytest.mark.skipif(not hasattr(GRAPH, "_input_metadata"), reason="the graphs of this torch do not tell their types")
-@pytest.mark.parametrize("tape", [True, False])
-def test_a_loss_made_of_coarse_numbers_is_not_believed_to_the_last_digit(tape):
+def test_a_loss_made_of_coarse_numbers_is_not_believed_to_the_last_digit():
     """Autocast computes in bfloat16 and hands over float32: a search must not look for differences that are rounding."""
     torch.manual_seed(0)
     body, head = nn.Sequential(nn.Linear(20, 16), nn.Tanh()), nn.Linear(16, 3)
@@ -602,8 +600,8 @@ def test_a_loss_made_of_coarse_numbers_is_not_believed_to_the_last_digit(tape):
     def lower(rows):
         return fit_loss(rows) + 0.01 * sum((p**2).sum() for p in head.parameters())
 
-    problem = bisls.Bilevel(fit_loss, lower, body.parameters(), head.parameters(), tape=tape)
-    oracle = bisls.Oracle(problem, tape)
+    problem = bisls.Bilevel(fit_loss, lower, body.parameters(), head.parameters())
+    oracle = bisls.Oracle(problem)
     with torch.no_grad():
         points = [oracle.lower(slice(100)) for _ in range(2)] + [
             oracle.upper(slice(100)),

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-NAMES = ("programs", "resumes", "states", "junk")
+NAMES = ("probes", "resumes", "states", "junk")
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,6 @@ def problem() -> bisls.Bilevel:
         lambda batch: ((y - x) ** 2).sum() + 0.1 * y[0] * y[1],
         [x],
         [y],
-        tape=False,
     )
 
 
@@ -352,7 +351,7 @@ def calls() -> dict[str, Call]:
     # ruff: noqa: E501
     rows = [
         Call("Bilevel", bilevel, {**losses, "upper_params": "tensors", "lower_params": "tensors", "buffers": "tensors|empty",
-             "upper_bounds": "part?", "lower_bounds": "part?", "tape": "flag"}, use=lambda made: steps(bisls.BiSLS(made, lower_iters=2))),
+             "upper_bounds": "part?", "lower_bounds": "part?", "tape": "flag?"}, use=lambda made: steps(bisls.BiSLS(made, lower_iters=2))),
         Call("Box", one_box, {"low": "number", "high": "number"}, use=bounded),
         Call("BiSLS", bisls.BiSLS, {**PARTS, "problem": "part", "alpha": "number?", "beta": "number?"}, given, steps),
         Call("BiSLS.paper", bisls.BiSLS.paper, picked("direction", "hypergrad", "lower_iters", "lower_tol", "upper_step", "lower_step",
@@ -409,7 +408,7 @@ def calls() -> dict[str, Call]:
         Call("LBFGS", bisls.LBFGS, {"history": "whole"}, use=direction),
         Call("Tangent", bisls.Tangent, {"theta": "number", "linear": "part?", "exact": "flag"}, use=response),
         Call("GradientSteps", bisls.GradientSteps, {"n": "whole"}, use=response),
-        Call("Oracle", bisls.Oracle, {"problem": "part", "tape": "flag"}, given),
+        Call("Oracle", bisls.Oracle, {"problem": "part"}, given),
         Call("History", bisls.History, {"records": "tensors|empty", "evaluations": "tensors?|empty"}, use=lambda made: (str(made), made.to_lines())),
         Call("History.load", bisls.History.load, {"path": "path"}),
         Call("Auto", optim.Auto, OPTIONS, optimiser(optim.Auto), optimised),

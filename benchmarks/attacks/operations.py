@@ -1,8 +1,7 @@
 """What random losses are made of: each operation takes rows of four numbers and the call it is part of, and gives rows of four.
 
-The second argument (`programs.Call`) has the parameters as vectors and matrices of the right size, and the present batch; its
-`own` (`programs.Own`) what stays from call to call: modules, generators, and numbers that somebody changes between two
-iterations. What no operation names is not there: a loss that can reach what it does not need may not be recorded.
+The second argument (`probes.Call`) has the parameters as vectors and matrices of the right size, and the present batch; its
+`own` (`probes.Own`) what stays from call to call: modules, generators, a running mean.
 """
 
 from __future__ import annotations
@@ -265,12 +264,6 @@ RANDOM: dict[str, Operation] = {
 }
 
 
-def replaced(h: Tensor, w: Any) -> Tensor:
-    """A running mean that is a new tensor each time, and takes part."""
-    w.own.ema = 0.9 * w.own.ema + 0.1 * (h * w.low).detach().mean(0).to(w.own.ema.dtype)
-    return h * w.low - 0.1 * w.own.ema.to(h.dtype)
-
-
 def updated(h: Tensor, w: Any) -> Tensor:
     """A running mean in place, declared as a buffer."""
     with torch.no_grad():
@@ -308,56 +301,4 @@ BUFFERS: dict[str, Operation] = {
     "a buffer that is replaced": lambda h, w: w.module("moving", Moving)(moved(h, w)),
     "a declared buffer": updated,
     "batch norm in jit": scripted,
-}
-
-
-def layered(h: Tensor, w: Any) -> Tensor:
-    for _ in range(1 + len(w.own.list) % 3):
-        h = torch.tanh(h * w.low + 0.1 * h)
-    return h
-
-
-# each of them reads something that is changed between two iterations
-ANNEALED: dict[str, Operation] = {
-    "a weight": lambda h, w: h * w.low * w.own.weight,
-    "influence switched on": lambda h, w: h * w.low + (w.own.weight - 1.0) * w.up,
-    "a penalty under a constant": lambda h, w: (
-        h * w.low + 1e6 * (w.own.weight - w.own.weight) + 1e-3 * w.own.weight * w.up * h
-    ),
-    "a reversal": lambda h, w: Reversed.apply(h * w.low, w.own.weight) + 0.5 * h,
-    "a temperature": lambda h, w: h * 0.5 + 0.1 * straight_through(h * w.low, w.own.weight),
-    "a tiny change": lambda h, w: h * w.low * (1.0 + 1e-7 * w.own.weight),
-    "a tensor in place": lambda h, w: h * w.low * w.own.knob.to(h.dtype),
-    "a tensor that is replaced": lambda h, w: h * w.low * w.own.other.to(h.dtype),
-    "a module switched to eval": lambda h, w: w.module("switched", lambda: nn.Dropout(0.3))(h * w.low),
-    "another function": lambda h, w: w.own.function(h * w.low),
-    "a default dtype": lambda h, w: (h * w.low * torch.tensor(1.1) + torch.zeros(())).to(h.dtype),
-    "a closed-over list": lambda h, w: h * w.low + sum(0.1 * v for v in w.own.list),
-    "a mask over parameters": lambda h, w: h * (w.low * w.own.mask.to(h.dtype)) + 0.1 * h,
-    "more layers": layered,
-    "a value that nobody sees": lambda h, w: (
-        (h * w.low).clamp(min=-1e3) + w.own.weight * (h * w.up - (h * w.up).detach())
-    ),
-}
-
-
-def counted(every: int) -> Operation:
-    def operation(h: Tensor, w: Any) -> Tensor:
-        w.own.calls += 1
-        return h * w.low * (1.0 + 0.05 * (w.own.calls // every % 3))
-
-    return operation
-
-
-def drifting(h: Tensor, w: Any) -> Tensor:
-    w.own.calls += 1
-    return h * w.low + 1e-6 * w.own.calls
-
-
-COUNTED: dict[str, Operation] = {
-    "a counter of calls": drifting,
-    "every 7 calls": counted(7),
-    "every 50 calls": counted(50),
-    "every 200 calls": counted(200),
-    "a mean that nobody declared": replaced,
 }

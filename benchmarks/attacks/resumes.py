@@ -284,7 +284,6 @@ class Composition:
     every: int
     cuts: tuple[tuple[int, str], ...]
     bounded: bool
-    tape: bool
     double: bool
     evaluate: int
     seed: int
@@ -342,7 +341,6 @@ def cases(seed: int) -> Iterator[Composition]:
             every=rng.choice((1, 1, 2, 3)),
             cuts=tuple((cut, rng.choice(ways)) for cut in cuts),
             bounded=rng.random() < 0.2,
-            tape=rng.random() < 0.5,
             double=rng.random() < 0.7,
             evaluate=every,
             seed=rng.randrange(10**6),
@@ -365,7 +363,7 @@ class Run:
         self.losses = losses = Losses(case)
         box = bisls.Box(-1.5, 1.5) if case.bounded else None
         self.problem = bisls.Bilevel(
-            losses.upper, losses.lower, [losses.x], [losses.y], [losses.running], upper_bounds=box, tape=case.tape
+            losses.upper, losses.lower, [losses.x], [losses.y], [losses.running], upper_bounds=box
         )
         self.solver = METHODS[case.method](self.problem)
         how = cut[1] if cut else ""

@@ -130,7 +130,7 @@ def listed(value: Any) -> Any:
 class Problem:
     """f = 1/2 ||y - 1 - b||^2 + 0.05 ||x||^2 and g = 1/2 (y - Ax - b)' H (y - Ax - b) + a quartic, for a batch b."""
 
-    def __init__(self, tape: bool = False, **bounds: Any):
+    def __init__(self, **bounds: Any):
         rng = torch.Generator().manual_seed(4)
         matrix = torch.randn(4, 3, generator=rng, dtype=torch.float64)
         curvature = torch.tensor([1.0, 3.0, 10.0, 30.0], dtype=torch.float64)
@@ -147,7 +147,7 @@ class Problem:
             gap = self.y - matrix @ self.x - b
             return 0.5 * (curvature * gap**2).sum() + 0.01 * (gap**4).sum()
 
-        self.problem = bisls.Bilevel(upper, lower, [self.x], [self.y], buffers=[self.counter], tape=tape, **bounds)
+        self.problem = bisls.Bilevel(upper, lower, [self.x], [self.y], buffers=[self.counter], **bounds)
 
     def spend(self) -> None:
         self.calls += 1

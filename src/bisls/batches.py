@@ -33,19 +33,6 @@ def leaves(batch: Any) -> Iterator[Any]:
             yield from leaves(value)
 
 
-def tensors(batch: Any) -> list[Tensor]:
-    """The tensors of a batch, in order."""
-    return [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
-
-
-def kind(batch: Any) -> Any:
-    """What two batches have in common if they differ only in the numbers of their tensors."""
-    if isinstance(batch, Tensor):
-        return (batch.shape, batch.dtype, batch.device, batch.requires_grad)
-    own = children(batch)
-    return (type(batch), batch if own is None else [(key, kind(value)) for key, value in own.items()])
-
-
 def says_all(batch: Any, also: Sequence[type] = ()) -> bool:
     """Whether a batch is made of tensors, numbers and text, and of ``also``; any other object may hide more than it shows."""
     return all(leaf is None or isinstance(leaf, (Tensor, int, float, str, *also)) for leaf in leaves(batch))

@@ -1,4 +1,4 @@
-"""Every number that the algorithms see: evaluations of both losses, counted, averaged over ranks, by whoever is quickest."""
+"""Every number that the algorithms see: evaluations of both losses, counted and averaged over ranks."""
 
 from __future__ import annotations
 
@@ -11,33 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls._check import FLAG, settled
-from bisls.evaluate import (
-    CalledLower,
-    CalledUpper,
-    LowerLoss,
-    PlayedLower,
-    PlayedUpper,
-    Players,
-    Products,
-    UpperLoss,
-    precision,
-    requiring_grad,
-    unit_vectors,
-)
+from bisls.evaluate import Graph, lower_point, precision, requiring_grad, unit_vectors, upper_point, value
 from bisls.operators import Operator
 from bisls.problem import Bilevel, must_be_problem
-from bisls.ranks import mean_over_ranks, world
+from bisls.ranks import mean_over_ranks
 from bisls.still import Moment
-from bisls.surroundings import Surroundings
 
 
 @dataclass
 class Cost:
     """How many evaluations were made, by level. Counts do not depend on the machine; times do.
 
-    What the algorithms ask for is counted. Calls that leave no trace and decide nothing are not: one that finds out how exact a
-    loss is, and those that compare a loss with its tape.
+    What the algorithms ask for is counted. A call that leaves no trace and decides nothing is not: the one that finds out how
+    exact a loss is.
     """
 
     upper_values: int = 0
@@ -66,7 +52,7 @@ class UpperPoint:
     value: float
     grad_x: Tensor
     grad_y: Tensor
-    moment: Moment | None
+    moment: Moment
     spacing: Callable[[], float]
 
     @property
@@ -80,10 +66,10 @@ class LowerPoint:
 
     Attributes:
         grad: The gradient, flat.
-        moment: The random state before the loss was called; None where nothing is drawn.
+        moment: The random state before the loss was called.
     """
 
-    def __init__(self, value: Callable[[], Tensor], grad: Tensor, moment: Moment | None, spacing: Callable[[], float]):
+    def __init__(self, value: Tensor, grad: Tensor, moment: Moment, spacing: Callable[[], float]):
         self.grad, self.moment = grad, moment
         self._value, self._spacing = value, spacing
 
@@ -94,8 +80,8 @@ class LowerPoint:
 
     @cached_property
     def value(self) -> float:
-        """g itself; where the loss is played from its tape, it is computed only if somebody asks."""
-        return _number(self._value())
+        """g itself; read, and averaged over ranks, only if somebody asks."""
+        return _number(self._value)
 
 
 class LowerGraph:
@@ -104,7 +90,7 @@ class LowerGraph:
     Coordinates of y that sit on a bound do not respond to x: in products they count as uncoupled, with unit curvature.
     """
 
-    def __init__(self, oracle: Oracle, batch: Any, products: Products):
+    def __init__(self, oracle: Oracle, batch: Any, products: Graph):
         problem = oracle.problem
         self._oracle = oracle
         self._products = products
@@ -140,7 +126,7 @@ class LowerGraph:
         return product if free is None else product * free + v * (1 - free)
 
     def _written(self) -> Tensor | None:
-        """The matrix, where it is small; who evaluates the loss has no say in that, so that all take the same decisions."""
+        """The matrix, where it is small; None where it is not."""
         y = self._oracle.problem.y
         units = None if self._free is not None else unit_vectors(y)
         if units is None:
@@ -215,66 +201,38 @@ class Oracle:
 
     Args:
         problem: The problem to look at.
-        tape: Play the losses from their recorded operations where that gives the same numbers (see `Bilevel`).
     """
 
-    def __init__(self, problem: Bilevel, tape: bool = False):
+    def __init__(self, problem: Bilevel):
         must_be_problem("Oracle", problem)
-        tape = settled("Oracle", "tape", tape, FLAG)
         self.problem = problem
         self.cost = Cost()
-        self._called_upper, self._called_lower = CalledUpper(problem), CalledLower(problem)
-        self._upper_players = Players("upper_loss", lambda batch: PlayedUpper(problem, batch))
-        self._lower_players = Players("lower_loss", lambda batch: PlayedLower(problem, batch))
-        self._tape = tape
-        self._taping = tape and world() == 1
-        self._around: Surroundings | None = None  # what the losses could reach when the last iteration began
         self._eps: dict[str, float] = {}
-        self._held: object | None = None  # the same while x stays as it is
-        self._alone = False  # whether there is one process, while x stays as it is
-
-    def begin(self, upper: Sequence[Any], lower: Sequence[Any]) -> None:
-        """An iteration begins, on these batches: what is played from a tape is compared with the losses themselves.
-
-        Everything that was kept of a loss is dropped where anything that it can reach has changed since, or where it gives
-        another value, gradient or product than the loss does now, on any kind of batch.
-        """
-        if not self._tape:
-            return
-        self._taping = world() == 1
-        around, before = self.problem.around, self._around
-        self._around = around
-        if before is not None and not before.same(around):
-            self.forget()
-        if self._taping:
-            self._upper_players.begin(upper)
-            self._lower_players.begin(lower)
 
     def upper(self, batch: Any) -> UpperPoint:
         """f and both of its partial gradients at the present (x, y): one forward and one backward pass."""
         self._must_require_grad()
         self.cost.upper_gradients += 1
-        x, y, loss = self.problem.x, self.problem.y, self._upper(batch)
-        found = loss.point(batch)
+        x, y = self.problem.x, self.problem.y
+        found = upper_point(self.problem, batch)
         n = len(x.tensors)
         grads = mean_over_ranks(x.join(found.grad[:n])), mean_over_ranks(y.join(found.grad[n:]))
-        return UpperPoint(_number(found.value()), *grads, found.moment, lambda: self.precision("upper_loss", batch))
+        return UpperPoint(_number(found.value), *grads, found.moment, lambda: self.precision("upper_loss", batch))
 
     def lower(self, batch: Any, y: Tensor | None = None, replay: Moment | None = None) -> LowerPoint:
         """g and its gradient in y at the present x; nothing is recorded of x.
 
         Args:
             batch: What the lower loss is called with.
-            y: Where, as a flat vector; None for the present y. If the loss itself has to be called, y is written first.
+            y: Where, as a flat vector that is written into the parameters; None for the present y.
             replay: Makes it a probe: with the random numbers of that moment, and without a trace.
         """
         self._must_require_grad("lower_params")  # x does not while it is held
         self.cost.lower_gradients += 1
-        loss = self._lower(batch)
-        found = loss.point(batch, y, replay, self._held)
-        grad = self.problem.y.join(found.grad)
-        # nobody joins, or leaves, in the middle of a lower loop
-        mean = grad if self._alone and self._held is not None else mean_over_ranks(grad)
+        if y is not None:
+            self.problem.y.write_(y)
+        found = lower_point(self.problem, batch, replay)
+        mean = mean_over_ranks(self.problem.y.join(found.grad))
         return LowerPoint(found.value, mean, found.moment, lambda: self.precision("lower_loss", batch))
 
     def lower_graph(self, batch: Any, replay: Moment | None = None) -> LowerGraph:
@@ -284,20 +242,22 @@ class Oracle:
         """
         self.cost.lower_graphs += 1
         self._must_require_grad()
-        return LowerGraph(self, batch, self._lower(batch).graph(batch, replay))
+        return LowerGraph(self, batch, Graph(self.problem, batch, replay))
 
     def upper_value(self, batch: Any, replay: Moment | None = None) -> float:
         """f at the present (x, y) as a probe: without grad, with random state and buffers put back."""
         self.cost.upper_values += 1
-        return _number(self._upper(batch).value(batch, replay))
+        return _number(value(self.problem, "upper_loss", batch, replay))
 
     def lower_value(self, batch: Any, replay: Moment | None = None, y: Tensor | None = None) -> float:
-        """g at the present x and at y as a probe: without grad, with random state and buffers put back.
+        """g at the present x as a probe: without grad, with random state and buffers put back.
 
-        Where y is given and the loss itself has to be called, y is written first.
+        Where y is given, it is written into the parameters first.
         """
         self.cost.lower_values += 1
-        return _number(self._lower(batch).value(batch, y, replay, self._held))
+        if y is not None:
+            self.problem.y.write_(y)
+        return _number(value(self.problem, "lower_loss", batch, replay))
 
     @contextmanager
     def unfrozen(self) -> Iterator[None]:
@@ -315,34 +275,12 @@ class Oracle:
 
     @contextmanager
     def upper_frozen(self) -> Iterator[None]:
-        """Within this context x stays as it is, and does not require grad. May be nested; a lower loop enters it once."""
-        outer = self._held
-        if outer is None:
-            self._held = object()
-            self._alone = world() == 1
-            self._lower_players.release()
-            self._upper_players.release()
-        try:
-            with requiring_grad(self.problem.x.tensors, False):
-                yield
-        finally:
-            self._held = outer
-
-    def forget(self) -> None:
-        """Drop what was recorded: a loss has changed."""
-        self._lower_players.forget()
-        self._upper_players.forget()
-
-    def _lower(self, batch: Any) -> LowerLoss:
-        """Who evaluates the lower loss on a batch like this one."""
-        return (self._lower_players.find(batch) if self._taping else None) or self._called_lower
-
-    def _upper(self, batch: Any) -> UpperLoss:
-        """The same for the upper loss."""
-        return (self._upper_players.find(batch) if self._taping else None) or self._called_upper
+        """Within this context x does not require grad. May be nested; a lower loop enters it once."""
+        with requiring_grad(self.problem.x.tensors, False):
+            yield
 
     def precision(self, name: str, batch: Any) -> float:
-        """The relative spacing of the numbers that a loss is computed in: found by one probe, whoever evaluates it."""
+        """The relative spacing of the numbers that a loss is computed in: found by one probe."""
         if name not in self._eps:
             self._eps[name] = precision(self.problem, name, batch)
         return self._eps[name]

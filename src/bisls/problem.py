@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls._check import FLAG, function, having, instance, settled
+from bisls._check import FLAG, function, having, instance, optional, settled
 from bisls.bounds import Bounds
 from bisls.overlap import overlapping
 from bisls.ranks import WHOLE, sharded
@@ -33,11 +33,7 @@ class Bilevel:
         upper_bounds: Where x may go: `Box(low, high)`, or an object with ``project(flat, vector)``. Searches stay inside.
         lower_bounds: The same for y. Coordinates that sit on a bound of a `Box` do not respond to x, and the hypergradient
             treats them so.
-        tape: Most of the time of a small loss is Python and bookkeeping, not arithmetic. True lets solvers record a loss as a
-            list of tensor operations and play it from there. What is played is what calling gives, to the last bit: every loss is
-            compared when it is recorded and once an iteration, value, gradient and products. A loss is called as ever if
-            it draws random numbers, reads numbers back into Python, changes anything that outlives the call, or can reach
-            something whose state nobody sees; one that has changed is recorded anew, and after a few times always called.
+        tape: Has no effect any more; True, False and None are taken, so that older programs run.
 
     Examples:
         >>> import torch, bisls
@@ -63,12 +59,12 @@ class Bilevel:
         *,
         upper_bounds: Bounds | None = None,
         lower_bounds: Bounds | None = None,
-        tape: bool = False,
+        tape: bool | None = None,
     ):
         called = function(1, "must be a callable that takes a batch and returns a scalar tensor")
         for name, loss in (("upper_loss", upper_loss), ("lower_loss", lower_loss)):
             settled("Bilevel", name, loss, called)
-        tape = settled("Bilevel", "tape", tape, FLAG)
+        settled("Bilevel", "tape", tape, optional(FLAG))
         upper = _checked("upper_params", upper_params)
         lower = _checked("lower_params", lower_params)
         shared = {id(tensor) for tensor in upper} & {id(tensor) for tensor in lower}
@@ -90,7 +86,6 @@ class Bilevel:
         self.x = Vector(upper)
         self.y = Vector(lower)
         self.buffers = _listed("buffers", buffers)
-        self.tape = tape
         self._around: Surroundings | None = None
         self.upper_bounds = _settled("upper_bounds", upper_bounds, self.x)
         self.lower_bounds = _settled("lower_bounds", lower_bounds, self.y)

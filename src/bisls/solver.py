@@ -15,7 +15,6 @@ from bisls._check import optional, settled, whole_number
 from bisls.agreement import agree, agree_on_parameters
 from bisls.batches import Minibatches, Sample, kept, restored, same
 from bisls.directions.base import Direction
-from bisls.evaluate import Outdated
 from bisls.hypergrad.base import HypergradientMethod
 from bisls.linear.base import LinearSolver
 from bisls.oracle import Oracle
@@ -133,7 +132,7 @@ class Solver:
         average = None if lower_average is False else lower_average
         own = {"step": lower_step, "direction": lower_direction, "tol": lower_tol, "average": average}
         self.lower = lower_part(call, problem, lower_optimizer, polish, own)
-        self.oracle = Oracle(problem, problem.tape)
+        self.oracle = Oracle(problem)
         self.k = 0
         self._upper_state: State = {}
         self._lower_state: State = {}
@@ -169,25 +168,17 @@ class Solver:
         given = step_batch is not None
         self.problem.look_around()
         sample = self._sample(upper_batch, lower_batches, step_batch)
-        with self.oracle.unfrozen():
-            self.oracle.begin([sample.upper, sample.judging], sample.lower)
-        before, moment = self.oracle.cost.copy(), self.problem.moment()
+        before = self.oracle.cost.copy()
         x, y = self.problem.x.read(), self.problem.y.read()
+        states = (self._upper_state, self._lower_state, self._hypergrad_state, self._good)
         good = self._good = self._good or (x, y)
-        states = (self._upper_state, self._lower_state, self._hypergrad_state)
-        record: Record | None = None
-        while record is None:
-            try:
-                with self.oracle.unfrozen():
-                    record = self._iterate(sample, x, y)
-            except BaseException as error:
-                self._write(x, y)
-                self._upper_state, self._lower_state, self._hypergrad_state = states
-                if not isinstance(error, Outdated):
-                    raise
-                # a loss can't be played on these batches: the iteration is made again, by calling it
-                self.oracle.forget()
-                moment.restore()
+        try:
+            with self.oracle.unfrozen():
+                record = self._iterate(sample, x, y)
+        except BaseException:
+            self._write(x, y)
+            self._upper_state, self._lower_state, self._hypergrad_state, self._good = states
+            raise
         # a batch with bad numbers in it must not judge the next step as well
         keep = self.upper.response.two_samples and not given and record.upper_status is not Status.NON_FINITE
         self._last_batch, self._saved_batch = upper_batch if keep else None, None

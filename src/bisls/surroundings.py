@@ -1,4 +1,4 @@
-"""What a loss can see beside its batch: generators that it may draw from, and Python values that may change behind its back.
+"""What a loss can see beside its batch: generators that it may draw from.
 
 A loss is a Python function. What it returns depends on tensors, and on whatever else it can reach: the cells it closes over, the
 globals it names, the attributes of its objects. `Surroundings` walks over all that, and calls nothing of it.
@@ -10,7 +10,7 @@ import functools
 import random
 import types
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 MOST = 20_000  # things that are looked at; a container with more entries is not opened
-LARGE = 1 << 16  # bytes: the numbers of a NumPy array that is larger are not compared
 
 # libraries that keep nothing between two calls: their functions are not looked into
 _TRUSTED = {
@@ -93,7 +92,6 @@ class Surroundings:
     Attributes:
         generators: Random generators that belong to nobody else, in the order in which they are met.
         opaque: Something whose state nobody can see (an open file, a running generator); None where there is nothing like that.
-        arrays: NumPy arrays.
         calls: The libraries whose functions are named.
 
     Args:
@@ -103,9 +101,7 @@ class Surroundings:
     def __init__(self, *roots: Any):
         self.generators: list[Any] = []
         self.opaque: str | None = None
-        self.arrays: list[np.ndarray[Any, Any]] = []
         self.calls: set[str] = set()
-        self._found: list[tuple[Any, tuple[Any, ...]]] = []  # holds what was met: no address is used for something else
         self._seen: set[int] = set()
         self._todo: list[Any] = list(roots)
         for thing in self._todo:  # it grows
@@ -129,22 +125,8 @@ class Surroundings:
         """Whether Python's global random generator may be drawn from."""
         return self.opaque is not None or "random" in self.calls
 
-    def same(self, other: Surroundings) -> bool:
-        """Whether nothing was replaced and no plain value is another. What tensors hold is not looked at."""
-        return len(self._found) == len(other._found) and all(
-            mine is own and len(now) == len(then) and all(map(_alike, now, then))
-            for (mine, now), (own, then) in zip(self._found, other._found, strict=True)
-        )
-
-    def shares(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether an array may lie in the memory of one of these tensors."""
-        stores = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
-        bytes_of = [torch.empty(0, dtype=torch.uint8).set_(store).numpy() for store in stores if self.arrays]
-        return any(np.may_share_memory(array, own) for array in self.arrays for own in bytes_of)
-
     def hold(self, thing: Any, content: tuple[Any, ...]) -> None:
-        """Remember a thing with what it holds, and look at that too."""
-        self._found.append((thing, content))
+        """Look at what a thing holds too."""
         self._todo.extend(content)
 
     def cannot_see(self, thing: Any) -> None:
@@ -197,11 +179,8 @@ def _generator(found: Surroundings, thing: Any) -> None:
 
 
 def _array(found: Surroundings, array: np.ndarray[Any, Any]) -> None:
-    found.arrays.append(array)
-    if array.nbytes > LARGE or array.dtype.hasobject:
+    if array.dtype.hasobject:
         _hidden(found, array)
-    else:
-        found.hold(array, (f"{array.shape} {array.dtype}", array.tobytes()))
 
 
 def _function(found: Surroundings, function: types.FunctionType) -> None:
@@ -330,12 +309,3 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
 
 def _trusted(module: Any) -> bool:
     return isinstance(module, str) and module.split(".", 1)[0] in _TRUSTED
-
-
-def _alike(one: Any, two: Any) -> bool:
-    """The same thing, or equal plain values of one type."""
-    if one is two:
-        return True
-    if type(one) is not type(two) or not isinstance(one, _PLAIN):
-        return False
-    return repr(one) == repr(two) if isinstance(one, float | complex) else bool(one == two)

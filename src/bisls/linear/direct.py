@@ -22,7 +22,7 @@ ACCURATE = 1e-3  # the relative residual up to which a factorisation is believed
 class Direct(LinearSolver):
     """By Cholesky factorisation where H is small and can be written out at once, by another solver everywhere else.
 
-    A Hessian of up to 64 rows is written out, from a tape in about the time of ten products, and every solve at that point uses
+    A Hessian of up to 64 rows is written out, by all its products in one batched call, and every solve at that point uses
     the same factorisation. Where there is no matrix, or it is not positive definite, or the solution is not accurate to 1e-3,
     the other solver takes over, with what it says about negative curvature.
 

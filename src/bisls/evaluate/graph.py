@@ -1,0 +1,121 @@
+"""Products of second derivatives of the lower loss, from one graph of its gradient."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._vmap_internals import _vmap
+from torch.autograd.graph import _engine_run_backward
+
+from bisls.evaluate.losses import Parts, grad, must_depend, replayed, scalar
+from bisls.problem import Bilevel
+from bisls.still import Moment
+from bisls.vector import Vector
+
+SMALL = 64  # a Hessian with no more rows than this is written out
+
+
+class Graph:
+    """g, its gradient in y and products of its second derivatives, all at the present (x, y) and on one batch.
+
+    One forward and one backward pass that is recorded; every product reuses it.
+
+    Attributes:
+        value: g.
+        grad: Its gradient in y.
+        moment: The random state before the loss was called.
+        random: Whether the loss has drawn random numbers.
+
+    Args:
+        problem: The problem.
+        batch: What the lower loss is called with.
+        replay: Makes it a probe, with the random numbers of that moment.
+    """
+
+    def __init__(self, problem: Bilevel, batch: Any, replay: Moment | None):
+        self._x, self._y = problem.x.tensors, problem.y.tensors
+        with replayed(problem, replay):
+            self.moment = problem.moment()
+            with torch.enable_grad():
+                self._loss = scalar("lower_loss", problem.lower_loss(batch))
+                self._graph = grad(self._loss, self._y, True)
+            must_depend("lower_loss", "lower_params", self._graph)
+            self.random = self.moment.passed
+        self.value = self._loss.detach()
+        self.grad: Parts = [None if part is None else part.detach() for part in self._graph]
+        self._grad_x: Parts | None = None
+
+    def hessian(self, v: Sequence[Tensor]) -> Parts:
+        """``g_yy v``, for tensors like y."""
+        return _product(self._graph, v, self._y)
+
+    def mixed(self, v: Sequence[Tensor]) -> Parts:
+        """``g_xy v``, for tensors like y."""
+        return _product(self._graph, v, self._x)
+
+    def mixed_transposed(self, d: Sequence[Tensor]) -> Parts:
+        """``g_yx d``, for tensors like x."""
+        if self._grad_x is None:
+            self._grad_x = grad(self._loss, self._x, True)
+        return _product(self._grad_x, d, self._y)
+
+    def columns(self, units: Sequence[Tensor]) -> Parts:
+        """The columns of ``g_yy``, stacked along the first axis: at once, or one by one where an operation has no rule for that.
+
+        Args:
+            units: The unit vectors, shaped like y, stacked along the first axis (`unit_vectors`).
+        """
+        found = self._together(units)
+        if found is not None:
+            return found
+        products = [self.hessian(one) for one in zip(*units, strict=True)]
+        return [torch.stack(parts) for parts in zip(*products, strict=True)]
+
+    def _together(self, units: Sequence[Tensor]) -> Parts | None:
+        """The columns by one batched call; None where an operation has no rule for that."""
+        pairs = _pairs(self._graph, units)
+        if not pairs:
+            return [None] * len(self._y)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # an operation without a rule for batches says so in a warning
+                return _batched_product([o for o, _ in pairs], [v for _, v in pairs], self._y)
+        except (RuntimeError, UserWarning):
+            return None
+
+
+def unit_vectors(vector: Vector) -> list[Tensor] | None:
+    """All unit vectors, shaped like the parameters and stacked along the first axis; None where there are too many of them."""
+    if vector.numel > SMALL or not vector.alike:
+        return None
+    eye = torch.eye(vector.numel, dtype=vector.dtype, device=vector.device)
+    parts = torch.split(eye, vector.sizes, 1)
+    return [p.reshape(vector.numel, *t.shape) for p, t in zip(parts, vector.tensors, strict=True)]
+
+
+def _pairs(outputs: Parts, vectors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """What there is to differentiate: outputs that are not constant, each with its vector."""
+    return [(o, v) for o, v in zip(outputs, vectors, strict=True) if o is not None and o.requires_grad]
+
+
+def _product(outputs: Parts, vectors: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """vectors' d outputs / d inputs; an output that is constant contributes nothing."""
+    pairs = _pairs(outputs, vectors)
+    if not pairs:
+        return [torch.zeros_like(tensor) for tensor in inputs]
+    parts = _backward([o for o, _ in pairs], [v for _, v in pairs], inputs)
+    return [torch.zeros_like(t) if p is None else p for p, t in zip(parts, inputs, strict=True)]
+
+
+def _batched_product(outputs: Sequence[Tensor], vectors: Sequence[Tensor], inputs: Sequence[Tensor]) -> Parts:
+    """``torch.autograd.grad(outputs, inputs, vectors, is_grads_batched=True)``."""
+    return _vmap(lambda one: _backward(outputs, one, inputs), 0, 0, allow_none_pass_through=True)(tuple(vectors))
+
+
+def _backward(outputs: Sequence[Tensor], vectors: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
+    """``torch.autograd.grad(outputs, inputs, vectors)``, which would import an algebra system to compare their shapes."""
+    return _engine_run_backward(tuple(outputs), tuple(vectors), True, False, tuple(inputs), True, accumulate_grad=False)
