@@ -98,7 +98,7 @@ _ADVICE = {
     ),
     Status.RESTARTED: (
         "training was lost (losses above the first one for long, or gradients that had become exactly zero), so the parameters "
-        "went back to where they began, and go on with a tenth of the step. If it happens again, look at the data and the scale of "
-        "the initial weights"
+        "went back to where they began, and go on with a tenth of the step. If it happens again, look at the data and at the "
+        "scale of the initial weights"
     ),
 }

@@ -30,7 +30,10 @@ GAIN, MOST, LEAST, FASTER, SLOWER = 0.3, 0.5, 0.03, 1.3, 0.6  # how fast the cei
 AHEAD = 4.0  # the ceiling is at most so many times the step that was taken
 SPARSE, DENSE = 12, 6  # the average is looked at every 1 + k / DENSE steps, and at least every so many
 FORGET = 0.1  # the weight of a new loss in the running mean
-ABOVE, DEAD = 30, 10  # so many losses in a row above the first one, or steps with half of the gradients zero: begin anew
+ABOVE, DEAD = (
+    30,
+    10,
+)  # so many losses in a row above the first one, or steps with half of the gradients zero: begin anew
 CLEARLY = 3.0  # and the mean of the losses above the first one by so many times their spread
 AGAIN = 0.1  # the step to begin anew with, in units of the last one
 SHORTEST = 1e-280  # a first trial that is too short to be measured is none
@@ -111,6 +114,7 @@ class Auto(LineOptimizer):
         "look": 0,  # the step at which the average is looked at next
         "gain": GAIN,
         "vote": 0,
+        "lengths": 0.0,
         "squares": 0.0,
         "distance": 0.0,
         "first_loss": 0.0,
@@ -168,57 +172,69 @@ class Auto(LineOptimizer):
         if memory.step is not None and k >= first["look"] > 0:
             gained = max(first["first_loss"] - first["mean_loss"], 0.0)
             ceiling, checks = ceiling.voted(longer=judged.value - self._at_average(judged) <= WORSE * gained), 1
-        ray, scales = self._scaled(found, unit)
+        # an outlier counts, and moves, as much as OUTLIER times the mean square so far: one batch can't end the run
+        length = -found.gradient.slope * (found.gradient.unit / unit) ** 2
+        usual = min(length, OUTLIER * first["lengths"] / (k - 1)) if k > 1 and first["lengths"] > 0 else length
+        ray, scales = self._scaled(found.gradient, unit * sqrt(length / usual) if usual > 0 else unit)
         square = -ray.slope
         if square <= 0.0:
             return Step(0.0, memory.later(), checks, Status.STATIONARY)
         if memory.step is None:
-            step = self._scale(found, ray, memory, unit)
+            step = self._first_step(judged, memory)
             if step.size == 0.0:
                 return step
             ceiling, checks = replace(ceiling, size=START * step.size), step.checks
-        # an outlier counts, and moves, as much as OUTLIER times the mean square so far: one batch can't end the run
-        squares = first["squares"]
-        usual = min(square, OUTLIER * squares / (k - 1)) if k > 1 and squares > 0 else square
-        squares += usual
+        squares = first["squares"] + square
         away = first["distance"] or ceiling.size * sqrt(square)
         size = min(ceiling.size, REACH * away / sqrt(squares))
         scheduled = self._ceiling() / max(group["start"] for group in self.param_groups)
-        taken = size * scheduled * sqrt(usual / square)
-        if not self._move_all(ray, taken, k * min(size * scheduled, LARGEST) ** 2):
+        taken = size * scheduled
+        moves = self._clipped(found, ray, scales, unit) if found.clipped else ray
+        if moves.slope >= 0.0:
+            status = Status.NOT_DESCENT if moves.slope > 0.0 else Status.STATIONARY
+            return Step(0.0, memory.later(), checks, status)
+        if not self._move_all(moves, taken, k * min(taken, LARGEST) ** 2):
             return Step(0.0, memory.later(), checks, Status.NON_FINITE)
         if checks:
-            points = ([self.state[p][key] for p in ray.params] for key in ("average", "start"))
-            away = max(first["distance"], scaling.distance(*points, scales, ray.ratios))
+            averages, starts = ([self.state[p][key] for p in ray.params] for key in ("average", "start"))
+            away = max(first["distance"], scaling.distance(averages, starts, scales, ray.ratios))
             look = max(k + min(1 + k // DENSE, SPARSE), 3)
             self._set(look=look, gain=ceiling.gain, vote=ceiling.vote, distance=away)
-        self._set(unit=unit, squares=squares)
+        self._set(unit=unit, squares=squares, lengths=first["lengths"] + usual)
         self._note(found, k)
         return Step(taken, Memory(memory.k + 1, min(ceiling.size, AHEAD * size)), checks)
 
-    def _scaled(self, found: Evaluation, unit: float) -> tuple[Ray, list[Tensor]]:
+    def _scaled(self, gradient: Ray, unit: float) -> tuple[Ray, list[Tensor]]:
         """The ray along d, its slope in units of the gradient, and a; the squares of this gradient are learnt."""
-        own = found.moves
-        states = [self.state[p] for p in own.params]
+        states = [self.state[p] for p in gradient.params]
         for state in states:
             state["seen"] += 1
         moments, seen = [state["squares"] for state in states], [state["seen"] for state in states]
-        grads = scaling.in_units(own.tensors, moments, unit)
+        grads = scaling.in_units(gradient.tensors, moments, unit)
         scaling.learn_(moments, grads, B2, self._foreach)
         scales = scaling.roots(moments, seen, B2, self._foreach)
         tensors = scaling.over(grads, scales, self._foreach)
         # no number of d is larger than this
         norms = [sqrt((1.0 - B2**n) / (1.0 - B2) * g.numel()) for n, g in zip(seen, grads, strict=True)]
-        return Ray(own.params, tensors, own.ratios, norms, -scaling.product(grads, tensors, own.ratios)), scales
+        slope = -scaling.product(grads, tensors, gradient.ratios)
+        return Ray(gradient.params, tensors, gradient.ratios, norms, slope), scales
 
-    def _scale(self, found: Evaluation, ray: Ray, memory: Memory, unit: float) -> Step:
-        """The step along the first direction that is best for its own batch."""
-        slope = ray.slope
-        if found.clipped:  # the loss falls by the true gradient
-            grads = scaling.in_units(found.gradient.tensors, ray.tensors, unit)
-            slope = -scaling.product(grads, ray.tensors, ray.ratios)
-        with self._trials(found, ray) as at:
-            line = Line(found.value / unit, slope, lambda t: at(t) / unit, eps=found.eps)
+    def _clipped(self, found: Evaluation, ray: Ray, scales: list[Tensor], unit: float) -> Ray:
+        """The ray along what the closure made of its gradient, scaled as the gradient: shorter by what was clipped."""
+        tensors = scaling.over(scaling.in_units(found.moves.tensors, scales, unit), scales, self._foreach)
+        true = scaling.in_units(found.gradient.tensors, scales, unit)
+        slope = -scaling.product(true, tensors, ray.ratios)
+        return replace(ray, tensors=tensors, norms=[float(d.norm()) for d in tensors], slope=slope)
+
+    def _first_step(self, judged: Evaluation, memory: Memory) -> Step:
+        """The step along the first direction, d = g / (|g| + eps), that is best for its own batch."""
+        own, unit = judged.gradient, unit_of(judged.gradient.norms)
+        grads = scaling.in_units(own.tensors, [self.state[p]["squares"] for p in own.params], unit)
+        tensors = scaling.over(grads, [g.abs().add_(scaling.EPS) for g in grads], self._foreach)
+        slope = -scaling.product(grads, tensors, own.ratios)
+        ray = replace(own, tensors=tensors, norms=[sqrt(g.numel()) for g in grads], slope=slope, unit=1.0)
+        with self._trials(judged, ray) as at:
+            line = Line(judged.value / unit, slope, lambda t: at(t) / unit, eps=judged.eps)
             return self._named_rule(self.param_groups[0]).choose(line, memory)
 
     def _at_average(self, judged: Evaluation) -> float:
@@ -309,7 +325,7 @@ class Auto(LineOptimizer):
                 del state["start"], state["z"], state["average"], state["squares"]
                 state["weight_sum"] = 0.0
         again = AGAIN * min(first["remembered"] or 1.0, first["last_step_size"] or 1.0)
-        self._set(begun=first["k"] + 1, look=0, gain=GAIN, vote=0, squares=0.0, distance=0.0)
+        self._set(begun=first["k"] + 1, look=0, gain=GAIN, vote=0, lengths=0.0, squares=0.0, distance=0.0)
         self._set(above=0, dead=0, remembered=max(again, SHORTEST))
         return Status.RESTARTED
 
@@ -321,4 +337,3 @@ class Auto(LineOptimizer):
                 wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
                 points = {key: wide.clone() for key in ("z", "start", "average")}
                 state.update(points, squares=torch.zeros_like(wide), seen=0, weight_sum=0.0, version=p._version)
-
