@@ -149,6 +149,10 @@ class Auto(LineOptimizer):
     def _averages(self) -> bool:
         return True
 
+    def _will_look(self) -> bool:
+        first = self.param_groups[0]
+        return first["remembered"] is None or first["k"] - first["begun"] + 1 >= first["look"]
+
     # --- the step
 
     def _advance(self, found: Evaluation, judged: Evaluation) -> None:
@@ -169,7 +173,7 @@ class Auto(LineOptimizer):
         unit = first["unit"] or unit_of(found.gradient.norms)
         # what looks at other points comes first: a closure that raises leaves everything as it was
         ceiling, checks = Ceiling(memory.step or 0.0, first["gain"], first["vote"]), 0
-        if memory.step is not None and k >= first["look"] > 0:
+        if memory.step is not None and k >= first["look"]:
             gained = max(first["first_loss"] - first["mean_loss"], 0.0)
             ceiling, checks = ceiling.voted(longer=judged.value - self._at_average(judged) <= WORSE * gained), 1
         # an outlier counts, and moves, as much as OUTLIER times the mean square so far: one batch can't end the run
@@ -325,7 +329,7 @@ class Auto(LineOptimizer):
                 del state["start"], state["z"], state["average"], state["squares"]
                 state["weight_sum"] = 0.0
         again = AGAIN * min(first["remembered"] or 1.0, first["last_step_size"] or 1.0)
-        self._set(begun=first["k"] + 1, look=0, gain=GAIN, vote=0, lengths=0.0, squares=0.0, distance=0.0)
+        self._set(begun=first["k"] + 1, look=3, gain=GAIN, vote=0, lengths=0.0, squares=0.0, distance=0.0)
         self._set(above=0, dead=0, remembered=max(again, SHORTEST))
         return Status.RESTARTED
 

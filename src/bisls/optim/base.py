@@ -211,11 +211,15 @@ class LineOptimizer(torch.optim.Optimizer):
         with standing_for(type(self).__name__, **self._stands):
             return self._rule(options(group, unit))
 
+    def _will_look(self) -> bool:
+        """Whether the next step evaluates the loss at other points: then the random numbers that it draws are kept."""
+        return self._searches
+
     # --- evaluations
 
     def _evaluate(self, closure: Closure, keep_grad: bool = False) -> Evaluation:
         params = [p for p in self._all() if p.requires_grad]
-        moment = Moment.now(params[0].device, Surroundings(closure)) if self._searches and params else None
+        moment = Moment.now(params[0].device, Surroundings(closure)) if params and self._will_look() else None
         called = call_closure(type(self).__name__, closure, params, keep_grad)
         found = self._collected(called.loss, params, called.gradient)
         if called.clipped:
