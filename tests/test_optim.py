@@ -709,6 +709,62 @@ def test_auto_does_not_depend_on_its_start_nor_on_the_units_of_the_loss(scale):
     assert max(gaps) < 1e-2
 
 
+def cliff(below):
+    """A gentle slope down to a cliff at -1, and what comes after it."""
+    w = torch.tensor([0.0], dtype=torch.float64, requires_grad=True)
+    return w, lambda: torch.where(w > -1.0, 1.0 + 0.1 * w, below(w)).sum()
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        pytest.param(lambda w: 2.0 + 0.0 * w, id="no gradient any more"),
+        pytest.param(lambda w: 2.0 + 0.01 * w, id="above the start for ever"),
+    ],
+)
+def test_auto_comes_back_from_where_it_is_lost(below, caplog):
+    w, loss = cliff(below)
+    optimizer = optim.Auto([w])
+    statuses = []
+    with caplog.at_level(logging.WARNING, logger="bisls"):
+        for _ in range(400):
+            optimizer.step(loss)
+            statuses.append(optimizer.last_status)
+    lost = statuses.index(Status.RESTARTED)
+    assert lost > 10
+    assert "went back to where they began" in caplog.text
+    optimizer.eval()
+    assert loss().item() < 1.0  # below the start, on the side where it responds
+    optimizer.train()
+    again = copy.deepcopy(optimizer.state_dict())  # a state from after it can be loaded
+    optim.Auto([w]).load_state_dict(again)
+
+
+def test_auto_that_has_solved_its_problem_is_not_lost():
+    w = torch.tensor([3.0, -2.0], dtype=torch.float64, requires_grad=True)
+    optimizer = optim.Auto([w])
+    for _ in range(100):
+        optimizer.step(lambda: nn.functional.relu(w.abs().sum() - 1.0))  # zero, with no gradient, once it is solved
+        assert optimizer.last_status is not Status.RESTARTED
+    optimizer.eval()
+    assert w.abs().sum() <= 1.1
+
+
+def test_auto_does_not_mind_an_outlying_first_batch():
+    def final(scale):
+        task = Task()
+        optimizer = optim.Auto(task.model.parameters())
+        for k in range(300):
+            optimizer.step(lambda k=k: task.loss(k) * (scale if k == 0 else 1.0))
+        optimizer.eval()
+        with torch.no_grad():
+            return sum(task.loss(k).item() for k in range(8))
+
+    usual = final(1.0)
+    assert usual < 0.1  # 0.04; it begins at 20
+    assert final(100.0) < 4 * usual
+
+
 def test_auto_on_a_loss_without_curvature_does_not_run_away():
     w = torch.tensor([1.0, 2.0], requires_grad=True)
     optimizer = optim.Auto([w])

@@ -26,6 +26,10 @@ SHARE = 0.2  # of the way from the average to the iterate, where gradients are t
 WORSE = 0.01  # how much worse than at the average the loss may be there, as a share of all that was gained so far
 REACH = 1.6  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
 OUTLIER = 10.0  # a squared gradient counts for at most so many times the mean of those before
+OPENING, FIRST = (
+    5,
+    30.0,
+)  # gradients before this step are forgotten if their mean square is so many times that of this one
 GAIN, MOST, LEAST, FASTER, SLOWER = 0.3, 0.5, 0.03, 1.3, 0.6  # how fast the ceiling learns: at first, bounds, factors
 AHEAD = 4.0  # the ceiling is at most so many times the step that was taken
 SPARSE, DENSE = 12, 6  # the average is looked at every 1 + k / DENSE steps, and at least every so many
@@ -171,17 +175,21 @@ class Auto(LineOptimizer):
         self._initialise()
         self._follow([p for p in self._all() if p.requires_grad])
         unit = first["unit"] or unit_of(found.gradient.norms)
+        length = -found.gradient.slope * (found.gradient.unit / unit) ** 2
+        if k == OPENING and first["lengths"] > FIRST * (k - 1) * length > 0.0:
+            k = self._anew(memory.k)
         # what looks at other points comes first: a closure that raises leaves everything as it was
         ceiling, checks = Ceiling(memory.step or 0.0, first["gain"], first["vote"]), 0
         if memory.step is not None and k >= first["look"]:
             gained = max(first["first_loss"] - first["mean_loss"], 0.0)
             ceiling, checks = ceiling.voted(longer=judged.value - self._at_average(judged) <= WORSE * gained), 1
         # an outlier counts, and moves, as much as OUTLIER times the mean square so far: one batch can't end the run
-        length = -found.gradient.slope * (found.gradient.unit / unit) ** 2
         usual = min(length, OUTLIER * first["lengths"] / (k - 1)) if k > 1 and first["lengths"] > 0 else length
         ray, scales = self._scaled(found.gradient, unit * sqrt(length / usual) if usual > 0 else unit)
         square = -ray.slope
         if square <= 0.0:
+            if memory.step is not None:
+                self._note(found, k)
             return Step(0.0, memory.later(), checks, Status.STATIONARY)
         if memory.step is None:
             step = self._first_step(judged, memory)
@@ -290,6 +298,15 @@ class Auto(LineOptimizer):
                 self.state[p]["z"] += shift
                 self.state[p]["average"] += shift
 
+    def _anew(self, begun: int) -> int:
+        """Forget the first gradients, which were far larger than what came after; where it is counted from now on."""
+        for p in self._all():
+            if "squares" in self.state.get(p, {}):
+                self.state[p]["squares"].zero_()
+                self.state[p]["seen"] = 0
+        self._set(begun=begun, look=3, lengths=0.0, squares=0.0, distance=0.0)
+        return 1
+
     # --- runs that are lost
 
     def _note(self, found: Evaluation, k: int) -> None:
@@ -297,7 +314,8 @@ class Auto(LineOptimizer):
         first, value = self.param_groups[0], found.value
         if k == 1:
             alive = sum(norm > 0.0 for norm in found.gradient.norms)
-            self._set(first_loss=value, mean_loss=value, spread=0.0, above=0, alive=alive, dead=0)
+            start = min(value, first["first_loss"]) if first["begun"] else value
+            self._set(first_loss=start, mean_loss=value, spread=0.0, above=0, alive=alive, dead=0)
             return
         weight = max(FORGET, 1.0 / k)
         mean = first["mean_loss"] + weight * (value - first["mean_loss"])
