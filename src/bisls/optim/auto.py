@@ -39,7 +39,7 @@ ABOVE, DEAD = (
     10,
 )  # so many losses in a row above the first one, or steps with half of the gradients zero: begin anew
 CLEARLY = 3.0  # and the mean of the losses above the first one by so many times their spread
-AGAIN = 0.1  # the step to begin anew with, in units of the last one
+AGAIN = 0.1  # the step to begin anew with, in units of that of the last time
 SHORTEST = 1e-280  # a first trial that is too short to be measured is none
 LARGEST = 1e140  # larger steps weigh no more in the average: the sum of the weights must be a number
 
@@ -121,6 +121,7 @@ class Auto(LineOptimizer):
         "lengths": 0.0,
         "squares": 0.0,
         "distance": 0.0,
+        "first_step": 0.0,
         "first_loss": 0.0,
         "mean_loss": 0.0,
         "spread": 0.0,
@@ -165,8 +166,10 @@ class Auto(LineOptimizer):
         finite = isfinite(found.value) and isfinite(found.gradient.slope) and isfinite(found.moves.slope)
         if not finite or not isfinite(judged.value):
             self._remember(Step(0.0, memory, status=Status.NON_FINITE))
-        elif self._ceiling() == 0.0 or self._lost(found):
-            self._remember(Step(0.0, memory.later(), status=self._back() if self._ceiling() else Status.STATIONARY))
+        elif self._ceiling() == 0.0:
+            self._remember(Step(0.0, memory.later(), status=Status.STATIONARY))
+        elif self._lost(found):
+            self._remember(Step(0.0, Memory(memory.k + 1, self._back()), status=Status.RESTARTED))
         else:
             self._remember(self._stepped(found, judged, memory))
 
@@ -196,6 +199,7 @@ class Auto(LineOptimizer):
             if step.size == 0.0:
                 return step
             ceiling, checks = replace(ceiling, size=START * step.size), step.checks
+            self._set(first_step=ceiling.size)
         squares = first["squares"] + square
         away = first["distance"] or ceiling.size * sqrt(square)
         size = min(ceiling.size, REACH * away / sqrt(squares))
@@ -337,8 +341,8 @@ class Auto(LineOptimizer):
         gone = first["dead"] >= DEAD and self._dying(found.gradient) and found.value > start - 0.1 * abs(start)
         return risen or gone
 
-    def _back(self) -> Status:
-        """Back to the start, with a shorter step."""
+    def _back(self) -> float:
+        """Back to the start; the shorter step to begin with."""
         first = self.param_groups[0]
         for p in self._all():
             state = self.state.get(p, {})
@@ -346,10 +350,10 @@ class Auto(LineOptimizer):
                 p.copy_(state["start"])
                 del state["start"], state["z"], state["average"], state["squares"]
                 state["weight_sum"] = 0.0
-        again = AGAIN * min(first["remembered"] or 1.0, first["last_step_size"] or 1.0)
+        again = max(AGAIN * first["first_step"], SHORTEST)
         self._set(begun=first["k"] + 1, look=3, gain=GAIN, vote=0, lengths=0.0, squares=0.0, distance=0.0)
-        self._set(above=0, dead=0, remembered=max(again, SHORTEST))
-        return Status.RESTARTED
+        self._set(above=0, dead=0, first_step=again)
+        return again
 
     def _initialise(self) -> None:
         for p in self._all():

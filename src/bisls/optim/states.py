@@ -46,7 +46,7 @@ GROUP: dict[str, Kind] = {
     "gain": Number(0.0, above=True),
     "vote": Whole(-1, 1),
     **dict.fromkeys(("first_loss", "mean_loss"), Number()),
-    "spread": Number(0.0),
+    **dict.fromkeys(("first_step", "spread"), Number(0.0)),
     **dict.fromkeys(("above", "alive", "dead"), Whole()),
     "start": Number(0.0, above=True),
     **dict.fromkeys(("initial_lr", "max_lr", "min_lr", "swa_lr"), Rate()),
