@@ -29,6 +29,7 @@ ORDER = [
     "overlap",
     "vector",
     "surroundings",
+    "generators",
     "still",
     "bounds",
     "problem",
