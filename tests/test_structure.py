@@ -28,6 +28,7 @@ ORDER = [
     "progress",
     "overlap",
     "vector",
+    "naming",
     "surroundings",
     "generators",
     "still",
