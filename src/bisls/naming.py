@@ -1,4 +1,4 @@
-"""What the code of a function names: globals, attributes, and modules that it imports when it is called."""
+"""What the code of a function names: globals, attributes, modules that it imports when it is called; names that are trusted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,45 @@ import importlib.util
 import types
 from collections.abc import Mapping
 from typing import Any
+
+# libraries that keep nothing between two calls: their functions are not looked into
+TRUSTED = {
+    *(
+        "torch",
+        "numpy",
+        "builtins",
+        "math",
+        "cmath",
+        "operator",
+        "functools",
+        "itertools",
+        "collections",
+        "typing",
+        "abc",
+    ),
+    *(
+        "types",
+        "enum",
+        "dataclasses",
+        "copy",
+        "contextlib",
+        "warnings",
+        "weakref",
+        "numbers",
+        "_weakrefset",
+        "__future__",
+    ),
+}
+
+
+def root_of(module: Any) -> str:
+    """The package of a module, by its name."""
+    return module.split(".", 1)[0] if isinstance(module, str) else ""
+
+
+def trusted_name(module: Any) -> bool:
+    """Whether a module of this name keeps nothing between two calls."""
+    return root_of(module) in TRUSTED
 
 
 @functools.lru_cache(maxsize=4096)

@@ -115,7 +115,8 @@ class Bilevel:
 
     def look_around(self) -> Surroundings:
         """What the losses can reach now. Solvers look once an iteration: generators may come and go."""
-        self._around = Surroundings(self.upper_loss, self.lower_loss)
+        trained = (*self.x.tensors, *self.y.tensors)
+        self._around = Surroundings(self.upper_loss, self.lower_loss, trained=trained)
         return self._around
 
     def __repr__(self) -> str:

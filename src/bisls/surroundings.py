@@ -23,38 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bisls.naming import imports_in, names_in
+from bisls.naming import TRUSTED, imports_in, names_in, root_of, trusted_name
 
 MOST = 20_000  # things that are looked at; a container with more entries is not opened
 DEEPEST = 3  # how far functions and classes of installed libraries are followed, one from the other
-LARGE = 1 << 16  # bytes: the numbers of a NumPy array that is larger are not compared
+LARGE = 1 << 16  # bytes: the numbers of an array or a tensor that is larger are not compared, nor put back
+FEW = 64  # tensors that are put back
 
-# libraries that keep nothing between two calls: their functions are not looked into
-_TRUSTED = {
-    "torch",
-    "builtins",
-    "math",
-    "cmath",
-    "operator",
-    "functools",
-    "itertools",
-    "collections",
-    "typing",
-    "abc",
-    "numpy",
-}
-_TRUSTED |= {
-    "types",
-    "enum",
-    "dataclasses",
-    "copy",
-    "contextlib",
-    "warnings",
-    "weakref",
-    "numbers",
-    "_weakrefset",
-    "__future__",
-}
 _PLAIN: tuple[Any, ...] = (
     bool,
     int,
@@ -102,17 +77,22 @@ class Surroundings:
         arrays: NumPy arrays.
         calls: The libraries whose functions are named.
         cut: Whether there was more than could be looked at.
+        modules: Modules of torch.
 
     Args:
         roots: The functions.
+        trained: Tensors that are trained, whether they require grad at present or not.
     """
 
-    def __init__(self, *roots: Any):
+    def __init__(self, *roots: Any, trained: Sequence[Tensor] = ()):
+        self._trained = trained
         self.generators: list[Any] = []
         self.opaque: str | None = None
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.calls: set[str] = set()
         self.cut = False
+        self.modules: list[nn.Module] = []
+        self._tensors: list[Tensor] = []
         self._found: list[tuple[Any, tuple[Any, ...]]] = []  # holds what was met: no address is used for something else
         self._seen: set[int] = set()
         self._depth = 0  # how deep in installed libraries the present thing is
@@ -139,6 +119,17 @@ class Surroundings:
     def python(self) -> bool:
         """Whether Python's global random generator may be drawn from."""
         return self.cut or self.opaque is not None or "random" in self.calls
+
+    @functools.cached_property
+    def tensors(self) -> list[Tensor]:
+        """Small tensors that nobody trains, the nearest ones: a loss may keep statistics there. No views of trained ones."""
+        plain = [
+            own for own in self._tensors if own.layout is torch.strided and not (own.is_meta or own.is_inference())
+        ]
+        trained = [own for own in plain if own.requires_grad or isinstance(own, nn.Parameter)]
+        memory = {own.untyped_storage().data_ptr() for own in (*trained, *self._trained)}
+        small = (own for own in plain if 0 < own.nbytes <= LARGE)
+        return [own for own in small if own.untyped_storage().data_ptr() not in memory][:FEW]
 
     def same(self, other: Surroundings) -> bool:
         """Whether nothing was replaced and no plain value is another. What tensors hold is not looked at."""
@@ -187,8 +178,8 @@ class Surroundings:
             else:  # nobody knows what will be in it
                 self.cut = True
         for module in modules:  # it grows: names may be dotted
-            self.calls.add(_root(module.__name__))
-            if _root(module.__name__) not in _TRUSTED:
+            self.calls.add(root_of(module.__name__))
+            if root_of(module.__name__) not in TRUSTED:
                 content = vars(module)
                 for value in (content[name] for name in names if name in content):
                     if not isinstance(value, types.ModuleType):
@@ -207,9 +198,9 @@ def _nothing(_: Surroundings, __: Any) -> None:
     """Nothing in it can change."""
 
 
-def _itself(found: Surroundings, thing: Any) -> None:
-    """It is there; what it holds is not looked at."""
-    found.hold(thing, ())
+def _tensor(found: Surroundings, tensor: Tensor) -> None:
+    found._tensors.append(tensor)
+    found.hold(tensor, ())
 
 
 def _hidden(found: Surroundings, thing: Any) -> None:
@@ -237,7 +228,7 @@ def _array(found: Surroundings, array: np.ndarray[Any, Any]) -> None:
 
 def _function(found: Surroundings, function: types.FunctionType) -> None:
     # by where it was written: what wraps another function has the name of the other's module
-    trusted = _trusted(function.__globals__.get("__name__"))
+    trusted = trusted_name(function.__globals__.get("__name__"))
     if trusted and function.__closure__ is None:
         return
     if found.enter("" if trusted else function.__code__.co_filename):
@@ -249,8 +240,8 @@ def _function(found: Surroundings, function: types.FunctionType) -> None:
 
 def _module(found: Surroundings, module: types.ModuleType) -> None:
     """One that an object or a closure holds: nobody knows what of it is used."""
-    found.calls.add(_root(module.__name__))
-    if _root(module.__name__) not in _TRUSTED | sys.stdlib_module_names:
+    found.calls.add(root_of(module.__name__))
+    if root_of(module.__name__) not in TRUSTED | sys.stdlib_module_names:
         found.hold(module, tuple(value for value in vars(module).values() if not isinstance(value, types.ModuleType)))
 
 
@@ -274,7 +265,7 @@ def _built_in(found: Surroundings, function: Any) -> None:
         found.calls.add("random" if own is _PYTHONS else "numpy")
     elif own is not None and not isinstance(own, types.ModuleType | type):
         found.hold(None, (own,))
-    elif root and root not in _TRUSTED:
+    elif root and root not in TRUSTED:
         _hidden(found, function)
 
 
@@ -298,7 +289,9 @@ def _property(found: Surroundings, thing: property) -> None:
 
 
 def _class(found: Surroundings, kind: type) -> None:
-    if not _trusted(kind.__module__) and found.enter(getattr(sys.modules.get(kind.__module__), "__file__", "") or ""):
+    if not trusted_name(kind.__module__) and found.enter(
+        getattr(sys.modules.get(kind.__module__), "__file__", "") or ""
+    ):
         own = tuple(value for name, value in vars(kind).items() if name not in _OF_EVERY_CLASS)
         found.hold(kind, (*own, *kind.__bases__, type(kind)))
 
@@ -310,6 +303,8 @@ def _object(found: Surroundings, thing: Any) -> None:
         found.cut = True
         _hidden(found, thing)
         return
+    if isinstance(thing, nn.Module):
+        found.modules.append(thing)
     known = isinstance(thing, _CONTAINERS)
     if isinstance(thing, dict):
         content.extend(dict.keys(thing))
@@ -341,8 +336,8 @@ def _look_for(kind: type) -> Look:
         ((*_PLAIN, *_DESCRIPTORS), _nothing),
         (_GENERATORS, _generator),
         ((np.random.BitGenerator,), _hidden),
-        ((nn.Parameter,), _itself),
-        ((Tensor,), _itself if kind is Tensor else _hidden),
+        ((nn.Parameter,), _tensor),
+        ((Tensor,), _tensor if kind is Tensor else _hidden),
         ((np.ndarray,), _array),
         ((types.FunctionType,), _function),
         ((types.ModuleType,), _module),
@@ -375,14 +370,6 @@ def _slots(kind: type) -> tuple[Any, ...]:
             if isinstance(descriptor, types.MemberDescriptorType):
                 found.append(descriptor)
     return tuple(found)
-
-
-def _root(module: Any) -> str:
-    return module.split(".", 1)[0] if isinstance(module, str) else ""
-
-
-def _trusted(module: Any) -> bool:
-    return _root(module) in _TRUSTED
 
 
 def _alike(one: Any, two: Any) -> bool:
