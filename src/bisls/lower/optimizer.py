@@ -68,6 +68,20 @@ class UserOptimizer(LowerPart):
         settings = ", ".join(f"{name}={value!r}" for name, value in sorted(rates.items()))
         return f"{type(self.optimizer).__name__}({settings})"
 
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """The numbers of its groups, rates among them."""
+
+        def plain(group: dict[str, Any]) -> dict[str, Any]:
+            own = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in group.items()}
+            return {
+                name: value
+                for name, value in sorted(own.items())
+                if isinstance(value, Real | tuple | list) and name != "params"
+            }
+
+        return [plain(group) for group in self.optimizer.param_groups]
+
     def descend(
         self,
         oracle: Oracle,

@@ -71,6 +71,12 @@ def check_tensors(where: str, tensors: Sequence[Any]) -> None:
             )
 
 
+def settings_of(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The options and counts of groups by name: the value, or a list of one for each group where there are several."""
+    names = sorted({name for group in groups for name in group} - {"params", "param_names", "foreach", "name"})
+    return {name: [group.get(name) for group in groups] if len(groups) > 1 else groups[0][name] for name in names}
+
+
 def check_overlap(name: str, tensors: Sequence[Tensor]) -> None:
     """Refuse two parameters that lie in the same memory: moving one would move the other."""
     shared = overlapping(tensors)
