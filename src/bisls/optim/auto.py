@@ -105,7 +105,8 @@ class Auto(LineOptimizer):
         if k <= 1:  # in what gradients are measured, for the whole run
             self._set(unit=judged.gradient.unit)
         unit = first.get("unit", 1.0)
-        square = -judged.gradient.slope * (judged.gradient.unit / unit) ** 2
+        ratio = judged.gradient.unit / unit
+        square = -judged.gradient.slope * ratio * ratio  # too large for a number it is infinite, and an outlier
         usual = min(square, OUTLIER * first["squares"] / (k - 1)) if k > 1 and first["squares"] > 0 else square
         squares = first["squares"] + usual
         # at the first step there is no distance yet: what the curvature allows says how far it would go

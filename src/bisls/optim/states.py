@@ -42,6 +42,7 @@ GROUP: dict[str, Kind] = {
     "distance": Number(0.0),
     "interpolation": Number(0.0, 1.0),
     "start": Number(0.0, above=True),
+    "unit": Number(2.0**-1000, 2.0**1000),
     **dict.fromkeys(("initial_lr", "max_lr", "min_lr", "swa_lr"), Rate()),
 }
 
@@ -134,7 +135,7 @@ def _entries(
         found[index] = dict(entry)
         for key in ("average", "iterate", "z", "start"):
             if key in entry:
-                found[index][key] = _alike(p, entry[key], f"{where}[{key!r}]")
+                found[index][key] = _alike(p, entry[key], f"{where}[{key!r}]", wide=key != "iterate")
         for key, kind in (("weight_sum", Number(0.0)), ("version", Maybe(Whole()))):
             if key in entry:
                 kind.read(entry[key], f"{where}[{key!r}]")
@@ -144,12 +145,12 @@ def _entries(
     return found
 
 
-def _alike(p: Tensor, value: Any, where: str) -> Tensor:
-    """A point that the parameter could be put to."""
+def _alike(p: Tensor, value: Any, where: str, wide: bool) -> Tensor:
+    """A point that the parameter could be put to, in single precision at least where it is averaged."""
 
     def wrong(own: Tensor) -> str:
         held = bool(torch.isfinite(own.to(p.dtype)).all())
         return "" if held else f"has numbers that its parameter, in {str(p.dtype).removeprefix('torch.')}, cannot hold"
 
     Numbers(tuple(p.shape), wrong=wrong).read(value, where)
-    return value.detach()
+    return value.detach().to(torch.promote_types(p.dtype, torch.float32)) if wide else value.detach()
