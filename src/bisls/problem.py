@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls._check import FLAG, function, having, instance, settled
+from bisls._check import FLAG, function, having, instance, iterable, settled
 from bisls.bounds import Bounds
 from bisls.overlap import overlapping
 from bisls.ranks import WHOLE, sharded
@@ -168,7 +168,7 @@ def _listed(name: str, tensors: Any) -> tuple[Tensor, ...]:
         raise ValueError(
             f"{call} must be tensors, got a module; pass module.{'buffers' if name == 'buffers' else 'parameters'}()"
         )
-    if not isinstance(tensors, Iterable):
+    if not iterable(tensors):
         raise ValueError(f"{call} must be a list of tensors, got {type(tensors).__name__}")
     found = tuple(tensors)
     for i, tensor in enumerate(found):
