@@ -272,7 +272,7 @@ def variants(content):
             yield f"{group} without {name}", {**content, "ranks": [{**part, group: left}]}
 
 
-SAME = {"callbacks = {}", "still = {}", f"k = {STEPS}"}
+SAME = {"callbacks = {}", "still = {}", f"k = {STEPS}", "generators = 'LEFT OUT'", "generators = []"}
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ def test_a_file_with_one_part_changed_is_refused_or_understood(good, tmp_path):
         if error:
             assert repr(str(path)) in error, what
             assert run.traces() == before, what
-        else:  # a run that had no callbacks, or tol=None, is a run too
+        else:  # a run that had no callbacks, or tol=None, is a run too; losses without generators draw from none
             assert what in SAME, what
         tried += 1
     assert tried > 130
@@ -553,7 +553,22 @@ TORCH = {
     "a moment": (("state", 0, "exp_avg"), torch.full((2,), float("nan"), dtype=torch.float64), "hold.* no numbers"),
     "a moment of another shape": (("state", 0, "exp_avg"), torch.zeros(7), r"Adam\.step\(\) cannot go on from it"),
     "a count": (("state", 0, "step"), torch.tensor(-1.0), r"\['step'\] holds values that are no numbers, or no count"),
+    "a sparse count": (
+        ("state", 0, "step"),
+        torch.ones(1).to_sparse(),
+        r"\['step'\] is a tensor, float32\[1\] torch.sparse_coo",
+    ),
+    "a sparse moment": (
+        ("state", 0, "exp_avg"),
+        torch.ones(2).to_sparse(),
+        r"\['exp_avg'\] is a tensor, .* one beside",
+    ),
     "a rate": (("param_groups", 0, "lr"), float("nan"), r"\['param_groups'\]\[0\]\['lr'\] is nan"),
+    "a sparse rate": (
+        ("param_groups", 0, "lr"),
+        torch.ones(1).to_sparse(),
+        r"\['lr'\] is a tensor, float32\[1\] torch.sp",
+    ),
     "betas": (("param_groups", 0, "betas"), 3, r"Adam\.step\(\) cannot go on from it"),
     "fewer parameters": (("param_groups", 0, "params"), [0], r"of groups of \[1\] parameters, those .* are of \[2\]"),
     "no groups": (("param_groups",), 7, "it lacks 'param_groups'"),
@@ -682,6 +697,38 @@ def refused_by(cls, options, path, change, message):
     assert json.dumps([listed(made.state_dict()), [p.tolist() for p in params]]) == before
 
 
+@pytest.mark.parametrize("unit", [0.0, 0, -1.0, float("nan"), float("inf"), "1", None, torch.ones(()), 1e-310])
+def test_a_forged_unit_is_refused(unit):
+    message = r"state\['param_groups'\]\[0\]\['unit'\] is "
+    refused_by(bisls.optim.Auto, {}, ("param_groups", 0, "unit"), lambda old: unit, message)
+
+
+def test_a_loss_that_grows_out_of_all_proportion_to_its_first_value_ends_no_run():
+    w = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    scale = [1e-290]
+    optimizer = bisls.optim.Auto([w])
+    for _ in range(6):
+        optimizer.step(lambda: scale[0] * ((w - 3) ** 2).sum())
+        scale[0] = 1e5
+    assert torch.isfinite(w).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("key", ["average", "z", "start"])
+@pytest.mark.parametrize("cls", [bisls.optim.Auto, bisls.optim.SPSMax])
+def test_averages_in_another_precision_are_brought_to_one_that_can_be_used(cls, key, dtype):
+    made, params = trained(cls, (3, 2), **({} if cls is bisls.optim.Auto else {"averaging": True}))
+    state = copy.deepcopy(made.state_dict())
+    if key not in state["state"][0]:
+        return
+    state["state"][0][key] = state["state"][0][key].to(dtype)
+    made.load_state_dict(state)
+    assert made.state[params[0]][key].dtype == torch.promote_types(params[0].dtype, torch.float32)
+    for _ in range(2):
+        made.step(lambda: sum((p**2).sum() for p in params))
+    assert all(torch.isfinite(p).all() for p in params)
+
+
 def test_an_average_that_its_parameter_cannot_hold_is_refused():
     params = [torch.ones(2, dtype=torch.float16, requires_grad=True)]
     made = bisls.optim.SPSMax(params, averaging=True)
@@ -690,6 +737,12 @@ def test_an_average_that_its_parameter_cannot_hold_is_refused():
     state["state"][0]["average"] = torch.full((2,), 1e6)
     with pytest.raises(ValueError, match=r"\['average'\] has numbers that its parameter, in float16, cannot hold"):
         made.load_state_dict(state)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("what", forging.FORGERIES)
+def test_every_forgery_can_be_made_of_any_tensor(what, dtype):
+    forging.FORGERIES[what](torch.ones(3, dtype=dtype))
 
 
 @pytest.mark.parametrize("kind", forging.TRIED)

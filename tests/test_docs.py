@@ -200,6 +200,11 @@ def test_the_reference_has_every_public_name(module):
 # --- numbers and links
 
 
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_nothing_is_left_to_be_filled_in(page):
+    assert re.findall(r"^\s*[A-Z]+(?:_[A-Z]+)+\s*$", FENCE.sub("", page.read_text()), re.MULTILINE) == []
+
+
 def test_numbers_on_the_first_page_are_those_of_the_page_that_is_linked():
     text = (DOCS / "index.md").read_text().split("## Why this one")[1].split("\n## ")[0]
     found = 0

@@ -87,6 +87,7 @@ BAD = {
     "a circle of links": (circle, "symbolic links"),
     "a link into a file": (into_a_file, "Not a directory"),
     "empty": (lambda folder: "", "must name a file"),
+    "the name of a folder": (lambda folder: f"{folder}/runs/", "must name a file; this ends as a folder does"),
     "a NUL": (lambda folder: "run\0.pt", "must name a file"),
 }
 
@@ -475,3 +476,27 @@ def test_anything_can_be_called_last():
 
     go(1, [Last(), First(), Evaluate(lambda: 1.0)])
     assert calls == ["first", "last", ("last", 1), "first ends", "last ends"]
+
+
+def test_a_log_and_a_checkpoint_in_one_file_are_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for one, two in (("run", "run"), ("run", "link"), ("./x/../run", "run")):
+        made, log = solver(), JSONLines(tmp_path / one)
+        for checkpoint in (str(tmp_path / two), Checkpoint(tmp_path / two)):
+            with pytest.raises(
+                ValueError, match=r"`fit\(checkpoint=.*, callbacks=\[JSONLines\(.*\)\]\)`: the two are one file"
+            ):
+                fit(made, table(), table(), 4, False, [log], checkpoint)
+        assert made.k == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_curves_may_end_as_one(monkeypatch):
+    with pytest.raises(
+        ValueError, match=r"`JSONLines\(path='runs/'\)`: path must name a file; this ends as a folder does"
+    ):
+        JSONLines("runs/")
+    with pytest.raises(ValueError, match=r"`Checkpoint\(path='runs/'\)`: path must name a file"):
+        Checkpoint("runs/")
+    pytest.importorskip("tensorboard")
+    assert TensorBoard("runs/").log_dir == "runs/"

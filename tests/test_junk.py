@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 from attacks import junk
@@ -39,6 +40,52 @@ def test_a_seeded_slice_of_the_junk(part):
 def test_an_argument_is_named_as_the_user_wrote_it(call, words):
     with pytest.raises(ValueError) as caught:
         call(torch.zeros(2, requires_grad=True))
+    assert str(caught.value).startswith(words)
+
+
+NONE = [torch.ones((), device="meta"), torch.ones(1, device="meta").squeeze()]
+SINGLE = [torch.tensor(float("nan")), np.array(0.1), torch.ones((), requires_grad=True), torch.ones((), device="meta")]
+
+
+@pytest.mark.parametrize("value", NONE)
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda value: bisls.fit(bisls.BiSLS(problem()), steps=value), "`fit(steps="),
+        (lambda value: bisls.BiSLS(problem(), lower_iters=value), "`BiSLS(lower_iters="),
+        (lambda value: optim.SPSB([torch.zeros(2, requires_grad=True)], lr=value), "`SPSB(lr="),
+        (lambda value: bisls.Armijo(slack=value), "`Armijo(slack="),
+    ],
+)
+def test_a_tensor_on_no_device_is_no_number(call, words, value):
+    with pytest.raises(ValueError, match="that holds no number") as caught:
+        call(value)
+    assert str(caught.value).startswith(words)
+
+
+@pytest.mark.parametrize("value", SINGLE)
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda value: bisls.fit(bisls.BiSLS(problem()), callbacks=value), "`fit(callbacks="),
+        (optim.Auto, "`Auto(params=...)`"),
+        (optim.SPSB, "`SPSB(params=...)`"),
+        (lambda value: optim.Auto([{"params": value}]), "`Auto(params="),
+        (
+            lambda value: bisls.Bilevel(abs, abs, value, [torch.zeros(1, requires_grad=True)]),
+            "`Bilevel(upper_params=...)`",
+        ),
+        (
+            lambda value: bisls.Bilevel(abs, abs, [torch.zeros(1, requires_grad=True)], value),
+            "`Bilevel(lower_params=...)`",
+        ),
+    ],
+)
+def test_a_single_number_is_no_list(call, words, value):
+    if words == "`Auto(params=" and isinstance(value, torch.Tensor) and value.requires_grad:
+        return  # torch takes a single tensor as the parameters of a group
+    with pytest.raises(ValueError) as caught:
+        call(value)
     assert str(caught.value).startswith(words)
 
 

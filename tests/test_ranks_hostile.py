@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from copy import deepcopy
 from datetime import timedelta
 
 import pytest
@@ -100,6 +101,48 @@ def trained(rank: int, params, fail: bool = False) -> None:
         optimizer.step(closure)
 
 
+def with_settings(rank: int, cls, **options) -> None:
+    w = torch.zeros(2, requires_grad=True)
+    cls([w], **options).step(lambda: ((w - 1) ** 2).sum())
+
+
+def grouped(rank: int) -> None:
+    a, b = torch.zeros(2, requires_grad=True), torch.zeros(2, requires_grad=True)
+    optimizer = optim.SPSB([{"params": [a], "lr": 0.1}, {"params": [b], "lr": 0.1 * (1 + rank)}])
+    optimizer.step(lambda: ((a + b - 1) ** 2).sum())
+
+
+def below(rank: int, **options) -> None:
+    made = problem()
+    run_with(bisls.BiSLS(made, lower_iters=2, lower_optimizer=torch.optim.SGD(made.y.tensors, **options)))
+
+
+def run_with(solver: bisls.Solver) -> None:
+    bisls.fit(solver, steps=3, progress=False)
+
+
+def reloaded(rank: int, everywhere: bool) -> None:
+    """The state of another iteration, on one rank, in mid-run."""
+    made = problem()
+    solver = bisls.BiSLS(made, lower_iters=2)
+    first = solver.state_dict()
+    solver.step(None, None)
+    if everywhere or rank == 1:
+        solver.load_state_dict(first if rank == 1 else solver.state_dict())
+    solver.step(None, None)
+
+
+def optimiser_reloaded(rank: int) -> None:
+    w = torch.zeros(2, requires_grad=True)
+    optimizer = optim.SPSB([w])
+    states = []
+    for _ in range(2):
+        optimizer.step(lambda: ((w - 1) ** 2).sum())
+        states.append(deepcopy(optimizer.state_dict()))
+    optimizer.load_state_dict(states[1 - rank])
+    optimizer.step(lambda: ((w - 1) ** 2).sum())
+
+
 def zero():
     from torch.distributed.optim import ZeroRedundancyOptimizer  # it scripts, which warns
 
@@ -132,6 +175,16 @@ CASES = {
     "x differs, optimiser": lambda rank: trained(rank, [torch.full((2,), float(rank), requires_grad=True)]),
     "shapes differ, optimiser": lambda rank: trained(rank, [torch.zeros(2 + rank, requires_grad=True)]),
     "another method": lambda rank: bisls.BiSLS(problem(), lower_iters=2 + rank).step(None, None),
+    "a rate": lambda rank: with_settings(rank, optim.SPSB, lr=0.01 * (1 + rank)),
+    "a decay": lambda rank: with_settings(rank, optim.Auto, weight_decay=0.5 * rank),
+    "a direction": lambda rank: with_settings(rank, optim.SLSB, maximize=rank == 1),
+    "a rate of a group": grouped,
+    "a rate below": lambda rank: below(rank, lr=0.1 * (1 + rank)),
+    "a rate below, a tensor": lambda rank: below(rank, lr=torch.tensor(0.1 + 1e-6 * rank)),
+    "another momentum below": lambda rank: below(rank, lr=0.1, momentum=0.5 * rank),
+    "another iteration": lambda rank: reloaded(rank, True),
+    "another iteration on one rank": lambda rank: reloaded(rank, False),
+    "another step of an optimiser": optimiser_reloaded,
     "more steps": lambda rank: run(problem(), steps=3 + rank),
     "the upper loss raises": lambda rank: run(broken_loss(rank, "upper")),
     "the lower loss raises": lambda rank: run(broken_loss(rank, "lower")),
@@ -182,6 +235,16 @@ BOTH = {
     "shapes differ, optimiser": "ValueError: `SPSB.step(...)`: tensor 0 of params is not the same on every rank: float32[2] on "
     "rank 0, float32[3] on rank 1",
     "another method": "ValueError: `BiSLS.step(method=...)`: method is not the same on every rank",
+    "a rate": "ValueError: `SPSB(lr=...)`: lr is not the same on every rank (0.01 on rank 0, 0.02 on rank 1); pass the same on",
+    "a decay": "ValueError: `Auto(weight_decay=...)`: weight_decay is not the same on every rank (0.0 on rank 0, 0.5 on rank 1)",
+    "a direction": "ValueError: `SLSB(maximize=...)`: maximize is not the same on every rank (False on rank 0, True on rank 1)",
+    "a rate of a group": "ValueError: `SPSB(lr=...)`: lr is not the same on every rank ([0.1, 0.1] on rank 0, [0.1, 0.2] on",
+    "a rate below": "ValueError: `BiSLS.step(lower_optimizer=...)`: lower_optimizer is not the same on every rank",
+    "a rate below, a tensor": "ValueError: `BiSLS.step(lower_optimizer=...)`: lower_optimizer is not the same on every rank",
+    "another momentum below": "ValueError: `BiSLS.step(method=...)`: method is not the same on every rank",
+    "another iteration": "ValueError: `BiSLS.step(k=...)`: k is not the same on every rank (1 on rank 0, 0 on rank 1)",
+    "another iteration on one rank": "RankError: the ranks are out of step",
+    "another step of an optimiser": "ValueError: `SPSB(k=...)`: k is not the same on every rank (2 on rank 0, 1 on rank 1)",
     "more steps": "ValueError: `fit(steps=...)`: steps is not the same on every rank (3 on rank 0, 4 on rank 1)",
     "ZeroRedundancyOptimizer": "ZeroRedundancyOptimizer does, cannot be used here",
     "ZeroRedundancyOptimizer below": "ValueError: `BiSLS(lower_optimizer=...)`: ZeroRedundancyOptimizer keeps a part of its ",

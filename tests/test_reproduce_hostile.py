@@ -19,6 +19,8 @@ from bisls.experiments.drawing import curve
 from bisls.experiments.judging import claim, yes
 from bisls.experiments.sweep import outcome_of
 from bisls.outcome import Judgement, Outcome, Panel, Pictures
+from bisls.record import History
+from bisls.report.files import ReportError, read_outcomes
 from bisls.report.plots import legend, panel_svg, save_panel, save_pictures
 
 __all__ = ["forget"]  # a fixture for every test
@@ -143,6 +145,21 @@ def test_a_file_that_was_changed_is_no_run(tmp_path, caplog, change):
     store.path(config).write_text(json.dumps({**raw, **change}))
     assert store.get(config) is None
     assert "it is made again" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "\0" * 100, "[]"])
+def test_a_file_that_holds_anything_is_no_run(tmp_path, caplog, text):
+    store, config = Store(tmp_path), Made(0, 1.0)
+    store.path(config).write_text(text)
+    assert store.get(config) is None
+    assert "it is made again" in caplog.text
+    (tmp_path / "outcomes").mkdir()
+    (tmp_path / "outcomes" / "a.json").write_text(text)
+    with pytest.raises(ReportError, match=r"a\.json is not an outcome"):
+        read_outcomes(tmp_path)
+    (tmp_path / "log.jsonl").write_text(f"{text}\n\n")
+    with pytest.raises(ValueError, match=r"`History\.load\(.*\)`: line 1 is not a record"):
+        History.load(tmp_path / "log.jsonl")
 
 
 def test_an_outcome_with_the_content_of_another_is_refused_by_name(tmp_path):

@@ -89,6 +89,78 @@ def test_a_functional_call_keeps_the_modules_own_buffers():
     assert torch.equal(given, torch.ones(2))
 
 
+class Encoder(nn.Module):
+    """Changes a buffer in place, and replaces an attribute, in a method that is no call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(2))
+        self.plain, self.calls = torch.zeros(2), 0
+
+    def encode(self, rows):
+        self.centre += rows.detach().mean(0)
+        self.plain.add_(1.0)
+        self.calls += 1
+        return rows - self.centre - self.plain
+
+
+def kept_in():
+    """Ways to keep something outside of a call of a module: how the rows go through, and all that is kept."""
+    norm, encoder, mean, var = nn.BatchNorm1d(2), Encoder(), torch.zeros(2), torch.ones(2)
+    yield "forward", lambda rows: norm.forward(rows), lambda: list(norm.buffers())
+    yield "a method", encoder.encode, lambda: [encoder.centre, encoder.plain, torch.tensor(encoder.calls)]
+    functional = nn.functional.batch_norm
+    yield "a function", lambda rows: functional(rows, mean, var, training=True), lambda: [mean, var]
+
+
+@pytest.mark.parametrize(("through", "kept"), [case[1:] for case in kept_in()], ids=[case[0] for case in kept_in()])
+def test_what_changes_without_the_call_of_a_module_is_put_back(through, kept):
+    rows = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([0.5, -0.5], requires_grad=True)
+    problem = problem_of(lambda x, y: ((through(rows * y) - x) ** 2).sum(), y)
+    problem.lower_loss(None)
+    before = [own.clone() for own in kept()]
+    with problem.probing():
+        one = problem.lower_loss(None).item()
+    assert all(map(torch.equal, before, kept()))
+    with problem.probing():
+        assert problem.lower_loss(None).item() == one
+    assert all(map(torch.equal, before, kept()))
+    optimizer = optim.SLS([y])
+    calls = []
+
+    def closure():
+        calls.append(1)
+        return (through(rows * y) ** 2).sum()
+
+    fresh = [own.clone() for own in kept()]
+    with torch.no_grad():
+        closure()
+    once = [own.clone() for own in kept()]
+    for own, value in zip(kept(), fresh, strict=True):
+        own.data.copy_(value)
+    optimizer.step(closure)
+    assert len(calls) > 2
+    # the trials are not to be seen: one call has changed what is kept, as it does by itself
+    assert all(map(torch.equal, once[:2], kept()[:2]))
+
+
+def test_tensors_that_must_not_be_written_are_left_alone():
+    """Memory that is mapped for reading ends the process when it is written to; views of parameters are the solver's."""
+    x, y = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([0.5, -0.5], requires_grad=True)
+    view, large, missing = y.detach(), torch.zeros(1 << 15), torch.tensor([float("nan")])
+    problem = problem_of(lambda x, y: ((y - x) ** 2).sum() + 0 * view.sum() + 0 * large.sum() + len(missing), y, x)
+    x.requires_grad_(False)  # as while the lower level is trained
+    assert [own is missing for own in problem.around.tensors] == [True]
+    x.requires_grad_()
+    version = missing._version
+    with problem.probing():
+        problem.lower_loss(None)
+        problem.y.write_(torch.tensor([3.0, 4.0]))
+    assert y.tolist() == [3.0, 4.0]
+    assert missing._version == version
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_modules_inside_of_a_script_are_put_back():
     model = torch.jit.script(Scripted())

@@ -63,6 +63,8 @@ JUNK: dict[str, Callable[[], Any]] = {
     "1j": lambda: 1j,
     "tensor of 3": lambda: torch.tensor([1.0, 2.0, 3.0]),
     "NaN tensor": lambda: torch.tensor(nan),
+    "a tensor on no device": lambda: torch.ones((), device="meta"),
+    "an array without dimensions": lambda: np.array(nan),
     "int tensor": lambda: torch.tensor([1, 2]),
     "a class": lambda: Junk,
     "an instance": Junk,
@@ -79,7 +81,19 @@ JUNK: dict[str, Callable[[], Any]] = {
 }
 
 # which of these an argument of a kind may take at all; whether it does is its own affair
-NUMBERS = {"-1", "0", "nan", "inf", "-inf", "2**70", "10**400", "1.5", "NaN tensor", "np.nan"}
+NUMBERS = {
+    "-1",
+    "0",
+    "nan",
+    "inf",
+    "-inf",
+    "2**70",
+    "10**400",
+    "1.5",
+    "NaN tensor",
+    "np.nan",
+    "an array without dimensions",
+}
 MAY_TAKE: dict[str, set[str]] = {
     "number": NUMBERS,
     "whole": {"-1", "0", "2**70", "10**400"},
@@ -91,7 +105,8 @@ MAY_TAKE: dict[str, set[str]] = {
     "choice": set(),
     "loss": {"a module"},
     "tensor": {"tensor of 3", "NaN tensor"},
-    "data": {"None", "(1,)", "{1: 2}", "tensor of 3", "NaN tensor", "int tensor", "np.nan", "np.array", "set"}
+    "data": {"a tensor on no device", "an array without dimensions"}
+    | {"None", "(1,)", "{1: 2}", "tensor of 3", "NaN tensor", "int tensor", "np.nan", "np.array", "set"}
     | {
         "exhausted generator",
         "'1e-3'",

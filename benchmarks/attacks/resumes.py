@@ -9,7 +9,6 @@ Compared: x, y, records, evaluations, the lines of the log, buffers, and the ran
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import tempfile
 from collections import OrderedDict, UserDict, namedtuple
@@ -53,6 +52,8 @@ CONTAINERS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], tup
     "arrays": (lambda f, t: (f.numpy(), t.numpy()), lambda b: (b[0], b[1])),
     "an array and a tensor": (lambda f, t: {"f": f.numpy(), "t": t}, lambda b: (b["f"], b["t"])),
     "namedtuple of arrays": (lambda f, t: Pair(f.numpy(), t.numpy()), lambda b: (b.features, b.target)),
+    "beside other things": (lambda f, t: (f, t, b"id", 1j, slice(2), {3}, f.shape, f.dtype, ["u"]), lambda b: b[:2]),
+    "labels that are missing": (lambda f, t: (f, t, torch.tensor(float("nan"))), lambda b: b[:2]),
     "one tensor": (lambda f, t: torch.cat([f, t[:, None]], dim=1), lambda b: (b[:, :SIZE], b[:, SIZE])),
 }
 
@@ -127,6 +128,21 @@ class Sized:
         yield from (self.source.numbered(n) for n in order)
 
 
+class Noisy(Rows):
+    """Rows in an order that a generator of its own changes."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(8)
+
+    def __getitem__(self, i: int) -> int:
+        return (i + int(self.rng.integers(3))) % ROWS
+
+
+def drawn(source: Source) -> Callable[[], Any]:
+    own = random.Random(8)
+    return lambda: source.numbered(own.randrange(9))
+
+
 def generated(source: Source) -> Iterator[Any]:
     for n in itertools.count():
         yield source.numbered(n + int(torch.randint(5, ()).item()))
@@ -152,6 +168,10 @@ DATA: dict[str, Callable[[Source], Any]] = {
     "a callable": lambda source: lambda: source.batch(torch.randint(ROWS, (source.sizes[0],))),
     "a callable of numpy": lambda source: lambda: source.batch(np.random.randint(ROWS, size=source.sizes[0])),  # noqa: NPY002
     "a callable of python": lambda source: lambda: source.numbered(random.randrange(9)),
+    "a callable with a generator": drawn,
+    "a loader of rows with a generator": lambda source: DataLoader(
+        Noisy(), source.sizes[0], collate_fn=source.batch, shuffle=True
+    ),
     "a callable with a state": Counting,
     "an iterator": generated,
     "an iterator with a state": Iterating,
@@ -180,9 +200,7 @@ class Losses:
         self.left: int | None = None  # calls until the lower loss raises
 
     def seen(self, batch: Any) -> tuple[Tensor, Tensor]:
-        parts = (
-            batch if isinstance(batch, tuple) and type(batch) is tuple else CONTAINERS[self.case.container][1](batch)
-        )
+        parts = batch[:2] if type(batch) is tuple else CONTAINERS[self.case.container][1](batch)
         features, target = (torch.as_tensor(part).to(self.y.dtype) for part in parts)
         extras = self.case.extras
         if "dropout" in extras:
@@ -222,17 +240,11 @@ class Losses:
         return self.fitted(batch) + 0.01 * loss_of(self.case.lower, self.y) + (self.x.exp() * self.y**2).sum()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the losses keep beside x, y and declared buffers, for `Checkpoint(extra=...)`."""
-        return {
-            "norm": self.norm.state_dict(),
-            "generator": self.generator.get_state(),
-            "numpy": json.dumps(self.numpy.bit_generator.state),
-        }
+        """What the losses keep beside x, y, declared buffers and generators, for `Checkpoint(extra=...)`."""
+        return self.norm.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.norm.load_state_dict(state["norm"])
-        self.generator.set_state(state["generator"])
-        self.numpy.bit_generator.state = json.loads(state["numpy"])
+        self.norm.load_state_dict(state)
 
 
 class Crash(Exception):

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
-from math import inf, nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,8 @@ def _shaped(old: Any) -> Tensor:
 
 def _spoilt(old: Any, value: float) -> Tensor:
     own = _shaped(old).clone()
-    own = own if own.is_floating_point() else own.double()
+    held = own.is_floating_point() and not (isfinite(value) and abs(value) > torch.finfo(own.dtype).max)
+    own = own if held else own.double()
     own.view(-1)[-1:] = value
     return own
 

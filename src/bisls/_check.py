@@ -109,8 +109,12 @@ def settle(part: Any, **kinds: Wanted) -> None:
 def real(value: Any) -> Any:
     """A real number as Python's own; NumPy's and tensors without dimensions are numbers too, text and truth values are not."""
     if type(value) not in (int, float):
-        single = getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None))
-        own = value.item() if single and not isinstance(value, type) else value
+        own = value
+        if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)) and not isinstance(value, type):
+            try:
+                own = value.item()
+            except Exception:  # a tensor on no device has none
+                raise Wrong(f"this is {_a(value)} that holds no number") from None
         if isinstance(own, bool) or not isinstance(own, Real):
             raise Wrong(f"this is {_a(value)}, not a number")
         value = int(own) if isinstance(own, Integral) else float(own)
@@ -176,15 +180,16 @@ def either(rule: str, *kinds: Wanted) -> Wanted:
     return Wanted(rule, read)
 
 
+def iterable(value: Any) -> bool:
+    """Whether it can be iterated over; arrays and tensors without dimensions only look so."""
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0
+
+
 def several(rule: str, kind: Wanted) -> Wanted:
     """At least one of a kind, in a list or another iterable; kept as a tuple."""
 
     def read(value: Any) -> tuple[Any, ...]:
-        if (
-            isinstance(value, str | bytes | Mapping)
-            or not isinstance(value, Iterable)
-            or getattr(value, "ndim", 1) == 0
-        ):
+        if isinstance(value, str | bytes | Mapping) or not iterable(value):
             raise Wrong(f"this is {_a(value)}")
         own = tuple(kind.read(entry) for entry in value)
         if not own:
@@ -279,6 +284,12 @@ def _path(value: Any) -> Any:
     return value
 
 
+def _file(value: Any) -> Any:
+    if os.fspath(_path(value)).endswith((os.sep, os.altsep or os.sep)):
+        raise Wrong("this ends as a folder does")
+    return value
+
+
 def _a(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -289,7 +300,8 @@ def _a(value: Any) -> str:
 
 
 FLAG = Wanted("must be True or False", _flag)
-PATH = Wanted("must name a file", _path)
+PATH = Wanted("must name a file", _file)
+FOLDER = Wanted("must name a folder", _path)
 POSITIVE = number("(0, inf)", "must be positive and finite")
 FINITE = number("(-inf, inf)", "must be finite")
 SEED = whole_number(0, "must be a whole number, at least 0")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
 
 
 def children(batch: Any) -> dict[Any, Any] | None:
@@ -39,28 +43,46 @@ def says_all(batch: Any, also: Sequence[type] = ()) -> bool:
 
 
 def same(one: Any, two: Any) -> bool:
-    """Whether two batches hold the same numbers: a copy of a batch is the same batch."""
+    """Whether two batches hold the same numbers: a copy of a batch is the same batch, and NaN is the same as NaN.
+
+    A batch that was read from a file is never the very object that it was, so that the same object says no more than its numbers.
+    """
     if one is two:
         return True
     if isinstance(one, Tensor) or isinstance(two, Tensor):
-        alike = isinstance(one, Tensor) and isinstance(two, Tensor)
-        if not alike or one.dtype != two.dtype or one.shape != two.shape:
-            return False
-        return one.layout == two.layout == torch.strided and torch.equal(one, two.to(one.device))
+        return isinstance(one, Tensor) and isinstance(two, Tensor) and _same_tensors(one, two)
     first, second = children(one), children(two)
     if first is None or second is None:
         return first is second and _equal(one, two)
     return first.keys() == second.keys() and all(same(value, second[key]) for key, value in first.items())
 
 
+def _same_tensors(one: Tensor, two: Tensor) -> bool:
+    if not (_dense(one) and _dense(two)) or one.dtype != two.dtype or one.shape != two.shape:
+        return False
+    two = two.to(one.device)
+    if torch.equal(one, two):
+        return True
+    numbers = one.is_floating_point() or one.is_complex()
+    return numbers and bool(((one == two) | (one.isnan() & two.isnan())).all())
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether it is a plain tensor, whose numbers lie in its memory as they are."""
+    plain = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+    return plain and type(tensor) in (Tensor, nn.Parameter)
+
+
 def _equal(one: Any, two: Any) -> bool:
     """Whether two leaves are equal; objects that cannot say so are not."""
-    if isinstance(one, np.ndarray) or isinstance(two, np.ndarray):
-        alike = type(one) is type(two) and one.dtype == two.dtype
-        return alike and np.array_equal(one, two)
     try:
+        if isinstance(one, np.ndarray | np.generic):
+            alike = type(one) is type(two) and one.dtype == two.dtype and one.shape == two.shape
+            return alike and (bool(np.all(one == two)) or (not one.dtype.hasobject and one.tobytes() == two.tobytes()))
+        if isinstance(one, float | complex) and one != one:
+            return type(one) is type(two) and two != two
         return bool(one == two)
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # what they raise is their own affair
         return False
 
 
@@ -69,23 +91,30 @@ def kept(batch: Any) -> Any:
 
     Plain containers are kept as they are. Of all others only the leaves are: the next batch shows how to put them together.
     """
-    if batch is None or not says_all(batch, also=(np.ndarray, np.generic)):
-        return None
     own = list(leaves(batch))
-    if any(isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind not in "biuf" for leaf in own):
-        return None  # text and objects in arrays
-    plain = _builtin(batch) and says_all(batch) and not any(isinstance(leaf, np.generic) for leaf in own)
-    return {"batch": batch} if plain else {"leaves": [_packed(leaf) for leaf in own]}
+    if batch is None or not all(map(_keepable, own)):
+        return None
+    if _builtin(batch) and all(leaf is None or isinstance(leaf, Tensor | int | float | str) for leaf in own):
+        return {"batch": batch}
+    try:
+        filled(batch, own)
+    except Exception:  # a container that nobody else can fill
+        return None
+    return {"leaves": [_packed(leaf) for leaf in own]}
 
 
 def restored(saved: Any, like: Any) -> Any:
     """What `kept` was given, in the shape of another batch where only its leaves are known; None where they do not fit."""
     if "batch" in saved:
         return saved["batch"]
-    rest = [_unpacked(leaf) for leaf in saved["leaves"]]
-    if len(rest) != sum(1 for _ in leaves(like)):
+    try:
+        rest = [_unpacked(leaf) for leaf in saved["leaves"]]
+        return filled(like, rest) if len(rest) == sum(1 for _ in leaves(like)) else None
+    except Exception as error:
+        logger.warning(
+            "the upper batch that was saved can't be put together again (%s); this step is judged on its own", error
+        )
         return None
-    return filled(like, rest)
 
 
 def filled(like: Any, rest: Sequence[Any]) -> Any:
@@ -93,20 +122,51 @@ def filled(like: Any, rest: Sequence[Any]) -> Any:
     return _filled(like, iter(rest))
 
 
+# what is no number, text or tensor and can be saved all the same: the type, into something plain, and back
+_PACKS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    bytes: (lambda leaf: _as_tensor(leaf), lambda own: own.numpy().tobytes()),
+    complex: (lambda leaf: [leaf.real, leaf.imag], lambda own: complex(*own)),
+    slice: (lambda leaf: [leaf.start, leaf.stop, leaf.step], lambda own: slice(*own)),
+    range: (lambda leaf: [leaf.start, leaf.stop, leaf.step], lambda own: range(*own)),
+    set: (list, set),
+    frozenset: (list, frozenset),
+    torch.dtype: (lambda leaf: leaf, lambda own: own),
+    torch.device: (str, torch.device),
+}
+
+
+def _keepable(leaf: Any) -> bool:
+    if isinstance(leaf, Tensor):
+        return _dense(leaf)
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype.kind in "biufcSUmM"  # no objects
+    if isinstance(leaf, slice | set | frozenset):
+        parts = [leaf.start, leaf.stop, leaf.step] if isinstance(leaf, slice) else leaf
+        return all(part is None or isinstance(part, int | float | str) for part in parts)
+    return leaf is None or isinstance(leaf, int | float | str) or type(leaf) in _PACKS
+
+
 def _packed(leaf: Any) -> Any:
-    """NumPy's arrays and numbers as tensors, which a checkpoint holds."""
-    if not isinstance(leaf, np.ndarray | np.generic):
-        return leaf
-    numbers = np.frombuffer(np.ascontiguousarray(leaf).tobytes(), dtype=np.uint8)
-    shape = list(leaf.shape) if isinstance(leaf, np.ndarray) else None
-    return {"numpy": torch.from_numpy(numbers.copy()), "dtype": leaf.dtype.str, "shape": shape}
+    """What a checkpoint holds in place of a leaf."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        shape = list(leaf.shape) if isinstance(leaf, np.ndarray) else None
+        return {"numpy": _as_tensor(np.ascontiguousarray(leaf).tobytes()), "dtype": leaf.dtype.str, "shape": shape}
+    if type(leaf) in _PACKS:
+        return {"type": type(leaf).__name__, "own": _PACKS[type(leaf)][0](leaf)}
+    return leaf
 
 
 def _unpacked(leaf: Any) -> Any:
     if not isinstance(leaf, dict):
         return leaf
+    if "type" in leaf:
+        return next(back for kind, (_, back) in _PACKS.items() if kind.__name__ == leaf["type"])(leaf["own"])
     array = np.frombuffer(leaf["numpy"].numpy().tobytes(), dtype=leaf["dtype"])
     return array[0] if leaf["shape"] is None else array.reshape(leaf["shape"]).copy()
+
+
+def _as_tensor(content: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
 
 
 def _builtin(batch: Any) -> bool:
@@ -123,13 +183,37 @@ def _filled(like: Any, rest: Iterator[Any]) -> Any:
         return next(rest)
     filled = {key: _filled(value, rest) for key, value in own.items()}
     if isinstance(like, Mapping):
-        made = copy(like)
-        made.update(filled)  # type: ignore[attr-defined]
-        return made
+        return _mapping(like, own, filled)
     if isinstance(like, list | tuple):
         named = hasattr(like, "_fields")  # a namedtuple takes its entries one by one
         return type(like)(*filled.values()) if named else type(like)(filled.values())
-    return replace(like, **filled)
+    made = copy(like)
+    for name, value in filled.items():
+        object.__setattr__(made, name, value)  # what is frozen, or worked out when it is made, too
+    return made
+
+
+def _mapping(like: Any, own: dict[Any, Any], filled: dict[Any, Any]) -> Any:
+    """A mapping of the same type: a copy with other entries or, where it can't be changed, a new one."""
+
+    def holds(mapping: Any, wanted: dict[Any, Any]) -> bool:
+        now = dict(mapping)
+        return now.keys() == wanted.keys() and all(now[key] is value for key, value in wanted.items())
+
+    with suppress(Exception):
+        made = copy(like)
+        for name, value in getattr(made, "__dict__", {}).items():
+            if isinstance(value, dict) and getattr(like, "__dict__", {}).get(name) is value:
+                made.__dict__[name] = copy(value)  # what it keeps its entries in is its own
+        made.update(filled)
+        if holds(like, own) and holds(made, filled):
+            return made
+    if not holds(like, own):
+        like.update(own)
+    made = type(like)(filled)
+    if not holds(made, filled):
+        raise TypeError(f"a {type(like).__name__} does not hold what it is given")
+    return made
 
 
 class Minibatches(Sequence[Any]):

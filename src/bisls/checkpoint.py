@@ -21,6 +21,7 @@ from bisls._version import __version__
 from bisls.checkpoint_file import FORMAT, plain, read_file, shared, write_file
 from bisls.checkpoint_file import CheckpointError as CheckpointError
 from bisls.feed import Feed
+from bisls.generators import Generators
 from bisls.hooks import Callback
 from bisls.oracle import Cost
 from bisls.places import Place
@@ -57,10 +58,11 @@ class Checkpoint:
     """Where, and how often, `fit` saves the whole state of a run, so that ``fit(..., resume=True)`` goes on bit for bit.
 
     The file holds x, y and buffers, the state of the solver, the place in the data, the random state of torch, numpy and
-    Python, all records, and the state of callbacks that have one. It is written beside its final place and moved there when it
-    is complete and on the disk, so a kill at any moment leaves the last whole file. It is read with ``weights_only=True``: a
-    checkpoint from elsewhere cannot run code. Its checksums are compared first, so a file that was damaged on its way is
-    refused. Under `torch.distributed` one file holds what belongs to each rank.
+    Python and of the generators that losses and data have for their own, all records, and the state of callbacks that
+    have one. It is written beside its final place and moved there when it is complete and on the disk, so a kill at any
+    moment leaves the last whole file. It is read with ``weights_only=True``: a checkpoint from elsewhere cannot run code. Its
+    checksums are compared first, so a file that was damaged on its way is refused. Under `torch.distributed` one file holds
+    what belongs to each rank.
 
     Args:
         path: The file. Its folder is made if need be.
@@ -139,6 +141,7 @@ class Checkpoint:
             "solver": solver.state_dict(),
             "feeds": {name: own.state_dict() for name, own in run.feeds.items()},
             "random": random_state(),
+            "generators": _generators(run).saved(),
             "buffers": [buffer.detach() for buffer in solver.problem.buffers],
             "callbacks": {name: own.state_dict() for name, own in _with_state(run.callbacks)},
             "extra": {name: own.state_dict() for name, own in self.extra.items()},
@@ -230,6 +233,9 @@ class Checkpoint:
         try:
             for name, kind in self._kinds(content, run).items():
                 kind.read(content[name] if name in content else part[name], name)
+            _generators(run).keeps().read(
+                part.get("generators", []), "generators"
+            )  # earlier versions did not keep them
         except Unfit as error:
             raise CheckpointError(
                 f"checkpoint {path!r}: {error}; make the problem and the data as they were made then, put back a copy of the "
@@ -270,6 +276,8 @@ class Checkpoint:
             [buffer.detach().clone() for buffer in problem.buffers],
             random_state(),
         )
+        drawn = _generators(run)
+        were = drawn.states()
         # data last: an iterator whose batches were left out cannot be put back
         owners = [*(owner for owner, _ in pairs), *run.feeds.values()]
         before = [(owner, deepcopy(owner.state_dict())) for owner in owners]
@@ -288,6 +296,7 @@ class Checkpoint:
             for name, own in run.feeds.items():
                 own.load_state_dict(part["feeds"][name])
             set_random_state(part["random"])
+            drawn.load(part.get("generators", []), f"checkpoint {str(self.path)!r}: the losses")
         except BaseException as failure:
             for owner, state in before:
                 try:
@@ -296,6 +305,7 @@ class Checkpoint:
                     logger.exception("%s could not be put back to what it was before", type(owner).__name__)
             place(problem, *at[:3])
             set_random_state(at[3])
+            drawn.restore(were)
             if not isinstance(failure, Exception):
                 raise
             known = isinstance(failure, ValueError | RuntimeError)
@@ -337,6 +347,11 @@ def place(problem: Any, x: Tensor, y: Tensor, buffers: Sequence[Tensor]) -> None
     with torch.no_grad():
         for buffer, value in zip(problem.buffers, buffers, strict=True):
             buffer.copy_(value)
+
+
+def _generators(run: Run) -> Generators:
+    """The random generators that the losses have for their own."""
+    return Generators(run.solver.problem.look_around().generators)
 
 
 _NUMBERS = [f.name for f in (*fields(Record), *fields(Cost)) if str(f.type) in ("float", "int")]

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bisls._check import unbound
 from bisls.arrays import as_tensor, is_array, without_arrays
 from bisls.batches import leaves
+from bisls.generators import Generators, of_loader, samplers
 from bisls.randomness import random_state, set_random_state
 
 
@@ -42,6 +42,9 @@ class Feed(ABC):
     def __init__(self, data: Any, call: str):
         self.data = data
         self.call = call
+        self.others = Generators(
+            ()
+        )  # random generators of the data's own, but for those that a loader is known to have
 
     @abstractmethod
     def take(self) -> Any:
@@ -76,6 +79,7 @@ class _Calls(Feed):
     def __init__(self, data: Any, call: str):
         super().__init__(data, call)
         self._taken = 0
+        self.others = Generators(()) if _stateful(data) else Generators.of(data)
         self.commit()
 
     def take(self) -> Any:
@@ -83,7 +87,7 @@ class _Calls(Feed):
             batch = self.data()
         except StopIteration:
             raise Exhausted(self.call, self._taken) from None
-        if hasattr(batch, "__next__") or isinstance(batch, DataLoader):
+        if hasattr(type(batch), "__next__") or isinstance(batch, DataLoader):
             raise ValueError(
                 f"{self.call}: the callable is called for each batch, and returned a {type(batch).__name__}; pass what it "
                 "returns rather than the callable"
@@ -94,15 +98,17 @@ class _Calls(Feed):
     def commit(self) -> None:
         own = deepcopy(self.data.state_dict()) if _stateful(self.data) else None
         self._place = {"taken": self._taken, "own": own}  # data that end in the middle of an iteration are beyond it
+        self._drawn = self.others.states()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), **self._place}
+        return {**super().state_dict(), **self._place, "others": self.others.saved(self._drawn)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._taken = state["taken"]
         if state["own"] is not None:
             self.data.load_state_dict(state["own"])
+        self.others.load(state.get("others", []), self.call)
         self.commit()
 
 
@@ -159,6 +165,7 @@ class _Loader(Feed):
         self._iterator: Iterator[Any] | None = None
         self._epoch = self._taken = self._total = 0
         self._start: dict[str, Any] | None = None
+        self.others = Generators.of(data, without=of_loader(data))
         self.commit()
 
     def take(self) -> Any:
@@ -181,20 +188,21 @@ class _Loader(Feed):
         self._iterator, self._epoch, self._taken = None, self._epoch + 1, 0
 
     def _begin(self) -> None:
-        self._start = {"random": random_state(), "generators": [own.get_state() for own in generators(self.data)]}
+        own = {"generators": [own.get_state() for own in of_loader(self.data)], "others": self.others.saved()}
+        self._start = {"random": random_state(), **own}
         self._iterator = self._epoch_iterator()
 
     def _epoch_iterator(self) -> Iterator[Any]:
-        for sampler in _samplers(self.data):  # DistributedSampler shuffles by the epoch it is told
+        for sampler in samplers(self.data):  # DistributedSampler shuffles by the epoch it is told
             if callable(getattr(sampler, "set_epoch", None)):
                 sampler.set_epoch(self._epoch)
         return iter(self.data)
 
     def commit(self) -> None:
-        self._place = (self._epoch, self._taken, self._total, self._start)
+        self._place = (self._epoch, self._taken, self._total, self._start, self.others.states())
 
     def state_dict(self) -> dict[str, Any]:
-        epoch, taken, total, start = self._place
+        epoch, taken, total, start, drawn = self._place
         return {
             **super().state_dict(),
             "epoch": epoch,
@@ -202,12 +210,13 @@ class _Loader(Feed):
             "total": total,
             "start": start,
             "length": _length(self.data),
-            "generators": [own.get_state() for own in generators(self.data)],
+            "generators": [own.get_state() for own in of_loader(self.data)],
+            "others": self.others.saved(drawn),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        own = generators(self.data)
+        own = of_loader(self.data)
         if len(own) != len(state["generators"]):
             raise ValueError(
                 f"{self.call}: the loader had {len(state['generators'])} generators of its own when its place was saved, and "
@@ -224,6 +233,7 @@ class _Loader(Feed):
             self._again(state["taken"])
         for generator, place in zip(own, state["generators"], strict=True):
             generator.set_state(place.cpu())
+        self.others.load(state.get("others", []), self.call)
         self.commit()
 
     def _again(self, taken: int) -> None:
@@ -234,8 +244,9 @@ class _Loader(Feed):
             if self._epoch and getattr(self.data, "persistent_workers", False):
                 iter(self.data)  # workers that persist are started, and their seed is drawn, in the first epoch only
             set_random_state(self._start["random"])
-            for generator, place in zip(generators(self.data), self._start["generators"], strict=True):
+            for generator, place in zip(of_loader(self.data), self._start["generators"], strict=True):
                 generator.set_state(place.cpu())
+            self.others.load(self._start.get("others", []), "")  # of the place that follows it is said
             self._iterator = self._epoch_iterator()
             for self._taken in range(1, taken + 1):
                 if next(self._iterator, _NOTHING) is _NOTHING:
@@ -285,7 +296,7 @@ def feed(data: Any, name: str, call: str = "fit") -> Feed:
             - any other iterator, such as a generator: taken as it comes. To resume, pass a new one: as many batches as were
               taken are left out. A run ends where it does;
             - a callable without arguments: called for each batch. Where it has ``state_dict`` and ``load_state_dict`` these are
-              saved; otherwise it resumes exactly if all it draws on is the global random state.
+              saved; otherwise it resumes exactly if all that changes is random generators, the global ones or its own.
 
             Batches that a loader, an iterator or a callable gives go to the losses as they are. A list is refused: it may be
             one batch (a DataLoader makes lists) or a list of batches. Nor is a dataset taken, which has samples and no batches.
@@ -386,15 +397,3 @@ def _length(data: Any) -> int | None:
         return len(data)
     except TypeError:  # also a DataLoader over an iterable dataset
         return None
-
-
-def _samplers(loader: Any) -> list[Any]:
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    found = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    return list({id(sampler): sampler for sampler in found if sampler is not None}.values())
-
-
-def generators(loader: Any) -> list[torch.Generator]:
-    """The random generators that a loader and its samplers bring with them, each once."""
-    found = [getattr(part, "generator", None) for part in (loader, *_samplers(loader))]
-    return list({id(own): own for own in found if isinstance(own, torch.Generator)}.values())

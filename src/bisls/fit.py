@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bisls._check import FLAG, choice, number, optional, require_argument, settled, whole_number
+from bisls._check import FLAG, PATH, choice, number, optional, require_argument, settled, whole_number
 from bisls.agreement import agree, agree_on_parameters
 from bisls.checkpoint import Checkpoint, Run
 from bisls.feed import Exhausted, check_two, feed
 from bisls.hooks import FitState, check_callbacks, in_order, is_late
 from bisls.interrupts import noted_signals
+from bisls.logs import check_apart
 from bisls.progress import Progress
 from bisls.randomness import random_state, set_random_state
 from bisls.ranks import hear, on_any_rank, together
@@ -149,14 +150,14 @@ def fit(
     tol = settled("fit", "tol", tol, optional(number("[0, inf)", "must be at least 0, or None")))
     broadcast = settled("fit", "broadcast", broadcast, FLAG)
     if isinstance(checkpoint, str | os.PathLike):
-        named = str(checkpoint) != "" and "\0" not in str(checkpoint)
-        require_argument("fit", "checkpoint", checkpoint, named, "must name a file")
-        checkpoint = Checkpoint(checkpoint)
+        checkpoint = Checkpoint(settled("fit", "checkpoint", checkpoint, PATH))
     fits = checkpoint is None or isinstance(checkpoint, Checkpoint)
     require_argument("fit", "checkpoint", checkpoint, fits, "must be a path or a Checkpoint(path, ...)")
     rule = "needs to know what to resume from: pass checkpoint=path as well"
     require_argument("fit", "resume", resume, checkpoint is not None or not resume, rule)
     watchers = check_callbacks(callbacks)
+    if checkpoint is not None:
+        check_apart(watchers, checkpoint.path)
     check_two(upper_data, lower_data)
     feeds = {"upper": feed(upper_data, "upper_data"), "lower": feed(lower_data, "lower_data")}
     if step_data is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bisls._check import iterable, shown
 from bisls.record import History, Record
 from bisls.states import Anything, Kind
 
@@ -73,8 +74,8 @@ class Callback:
 def check_callbacks(callbacks: Any, call: str = "fit") -> list[Any]:
     """The callbacks as a list; a plain function is one whose hook is `step`."""
     single = any(callable(getattr(callbacks, hook, None)) for hook in ("start", "step", "end")) or callable(callbacks)
-    if single or isinstance(callbacks, str | Mapping) or not isinstance(callbacks, Iterable):
-        raise ValueError(f"`{call}(callbacks={callbacks!r})`: callbacks must be a list of callbacks: [callback]")
+    if single or isinstance(callbacks, str | Mapping) or not iterable(callbacks):
+        raise ValueError(f"`{call}(callbacks={shown(callbacks)})`: callbacks must be a list of callbacks: [callback]")
     found = []
     for own in callbacks:
         if isinstance(own, type):
@@ -84,7 +85,7 @@ def check_callbacks(callbacks: Any, call: str = "fit") -> list[Any]:
         hooks = any(callable(getattr(own, hook, None)) for hook in ("start", "step", "end"))
         if not hooks and not callable(own):
             raise ValueError(
-                f"`{call}(callbacks=[{own!r}])`: a callback has at least one of start(state), step(record, state) and "
+                f"`{call}(callbacks=[{shown(own)}])`: a callback has at least one of start(state), step(record, state) and "
                 "end(history), or is a function of (record, state)"
             )
         found.append(own if hooks else _Function(own))

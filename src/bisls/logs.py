@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bisls._check import PATH, settled
+from bisls._check import FOLDER, PATH, settled
 from bisls._files import write_whole
 from bisls.hooks import Callback, FitState
 from bisls.ranks import rank
@@ -153,6 +152,16 @@ class JSONLines(Log):
             self._file = None
 
 
+def check_apart(callbacks: Sequence[Any], checkpoint: str | os.PathLike[str]) -> None:
+    """Refuse a log and a checkpoint in one file: each would write over the other."""
+    for own in callbacks:
+        if isinstance(own, JSONLines) and os.path.realpath(own.path) == os.path.realpath(checkpoint):
+            raise ValueError(
+                f"`fit(checkpoint={os.fspath(checkpoint)!r}, callbacks=[JSONLines({str(own.path)!r})])`: the two are one file, "
+                "and each would write over the other; give them two paths"
+            )
+
+
 def _line(record: Record, history: History, stopped: str = "") -> bytes:
     alone = History([record], [row for row in history.evaluations[-1:] if row["k"] == record.k])
     alone.stopped = stopped
@@ -170,7 +179,7 @@ class TensorBoard(Log):
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]):
-        settled("TensorBoard", "log_dir", log_dir, replace(PATH, rule="must name a folder"))
+        settled("TensorBoard", "log_dir", log_dir, FOLDER)
         try:
             self._writers = import_module("torch.utils.tensorboard")
         except ImportError as error:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from bisls.feed import Feed, generators
+from bisls.feed import Feed
+from bisls.generators import of_loader
 from bisls.randomness import random_kind
 from bisls.states import FLAG, Anything, Choice, Each, Fields, Kind, Maybe, Numbers, Unfit, Whole
 
@@ -40,18 +41,19 @@ class Place(Kind):
 def _kind(feed: Feed, k: int, lower_iters: int) -> Kind:
     name, most = type(feed).__name__, (k + 1) * max(lower_iters, AHEAD)
     own = {"kind": Choice((name,))}
+    others = {"others": feed.others.keeps()}  # which earlier versions did not keep
     if name == "_Calls":
-        return Fields({**own, "taken": Whole(), "own": Anything()})
+        return Fields({**own, "taken": Whole(), "own": Anything()}, others)
     if name == "_Stateful":
         return Fields({**own, "taken": Whole(), "begun": FLAG, "own": Anything()})
     if name not in ("_Loader", "_Iterator"):
         return Fields(own, rest=Anything())
-    sizes = {len(one.get_state()) for one in generators(feed.data)}
+    sizes = {len(one.get_state()) for one in of_loader(feed.data)}
     # that there are others than then is said by the feed
     places = Each(Numbers((sizes.pop() if len(sizes) == 1 else None,), (torch.uint8,)))
     counts = {"epoch": Whole(0, most), "taken": Whole(0, most), "total": Whole(0, most), "length": Maybe(Whole())}
-    start = Maybe(Fields({"random": random_kind(), "generators": places}))
-    return _Epoch({**own, **counts, "start": start, "generators": places})
+    start = Maybe(Fields({"random": random_kind(), "generators": places}, others))
+    return _Epoch({**own, **counts, "start": start, "generators": places}, others)
 
 
 class _Epoch(Fields):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls._check import FLAG, function, having, instance, optional, settled
+from bisls._check import FLAG, function, having, instance, iterable, optional, settled
 from bisls.bounds import Bounds
 from bisls.overlap import overlapping
 from bisls.ranks import WHOLE, sharded
@@ -110,7 +110,8 @@ class Bilevel:
 
     def look_around(self) -> Surroundings:
         """What the losses can reach now. Solvers look once an iteration: generators may come and go."""
-        self._around = Surroundings(self.upper_loss, self.lower_loss)
+        trained = (*self.x.tensors, *self.y.tensors)
+        self._around = Surroundings(self.upper_loss, self.lower_loss, trained=trained)
         return self._around
 
     def __repr__(self) -> str:
@@ -162,7 +163,7 @@ def _listed(name: str, tensors: Any) -> tuple[Tensor, ...]:
         raise ValueError(
             f"{call} must be tensors, got a module; pass module.{'buffers' if name == 'buffers' else 'parameters'}()"
         )
-    if not isinstance(tensors, Iterable):
+    if not iterable(tensors):
         raise ValueError(f"{call} must be a list of tensors, got {type(tensors).__name__}")
     found = tuple(tensors)
     for i, tensor in enumerate(found):

@@ -16,11 +16,10 @@ WORD = 2**32 - 1  # the largest of the words that the states of generators are m
 
 def random_state() -> dict[str, Any]:
     """The state of the global generators of torch (every CUDA device too), numpy and Python, as tensors and plain values."""
-    version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
-        "numpy": _freeze(np.random.get_state(legacy=False)),  # noqa: NPY002 - it is the users' global generator
-        "python": [version, torch.from_numpy(np.array(words)), gauss],
+        "numpy": packed(np.random.get_state(legacy=False)),  # noqa: NPY002 - it is the users' global generator
+        "python": packed(random.getstate()),
         "cuda": [],
     }
     if torch.cuda.is_available():  # pragma: no cover - no accelerator in the tests
@@ -31,9 +30,8 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Put the global generators back to a state that `random_state` gave."""
     torch.set_rng_state(state["torch"].cpu())
-    np.random.set_state(_thaw(state["numpy"]))  # noqa: NPY002
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
+    np.random.set_state(unpacked(state["numpy"]))  # noqa: NPY002
+    random.setstate(unpacked(state["python"]))
     for device, own in enumerate(state["cuda"][: torch.cuda.device_count()]):  # pragma: no cover
         torch.cuda.set_rng_state(own.cpu(), device)
 
@@ -41,33 +39,46 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 def random_kind() -> Kind:
     """What a state may be that `set_random_state` is given: like the present one, and such that the generators can go on."""
     now = random_state()
-    states = Numbers(tuple(now["torch"].shape), (torch.uint8,))
-    words = Numbers(tuple(now["python"][1].shape), (torch.int64,), least=0, most=WORD, wrong=_drained)
-    version = Choice((now["python"][0],))
     return Fields(
         {
-            "torch": states,
-            "numpy": _like(now["numpy"]),
-            "python": Each([version, words, Maybe(Number())]),
+            "torch": packed_kind(now["torch"]),
+            "numpy": packed_kind(now["numpy"]),
+            "python": packed_kind(now["python"]),
             "cuda": Each(Numbers((None,), (torch.uint8,))),
         }
     )
 
 
-def _like(now: Any) -> Kind:
-    """What may stand in place of a part of NumPy's state."""
+def packed_kind(now: Any, name: str = "") -> Kind:
+    """What a state may be, as `packed` gives it, that a generator is put back to: like its present one.
+
+    Args:
+        now: The present one, or a part of it.
+        name: What the part is called.
+    """
+    if isinstance(now, torch.Tensor):
+        return Numbers(tuple(now.shape), (torch.uint8,))
+    if isinstance(now, list):  # Python's
+        words = Numbers(tuple(now[1].shape), (torch.int64,), least=0, most=WORD, wrong=_drained)
+        return Each([Choice((now[0],)), words, Maybe(Number())])
     if isinstance(now, Mapping) and set(now) == {"array", "dtype"}:
-        array, most = now["array"], np.iinfo(now["dtype"]).max
-        fits = Numbers(tuple(array.shape), (array.dtype,), least=0, most=float(most), wrong=_drained)
+        array, limits = now["array"], np.iinfo(now["dtype"])
+        twister = name == "key" and array.numel() == 624
+        least = np.iinfo(np.int64).min if limits.bits == 64 else limits.min  # words of 64 bits are kept with a sign
+        shape, most = tuple(array.shape), float(limits.max)
+        fits = Numbers(shape, (array.dtype,), least=least, most=most, wrong=_drained if twister else None)
         return Fields({"array": fits, "dtype": Choice((now["dtype"],))})
     if isinstance(now, Mapping):
-        own = {name: _like(entry) for name, entry in now.items()}
+        own = {part: packed_kind(entry, part) for part, entry in now.items()}
         if "pos" in own:  # beyond its words the generator would read what is not its own
             own["pos"] = Whole(0, len(now["key"]["array"]))
         return Fields(own)
     if isinstance(now, str):
         return Choice((now,))
-    return Number() if isinstance(now, float) else Whole(0, 2**128)
+    return Number() if isinstance(now, float) else Whole(0, _MOST.get(name, 2**128 - 1))
+
+
+_MOST = {"has_uint32": 1, "has_gauss": 1, "uinteger": WORD, "buffer_pos": 4}  # what the other numbers of a state may be
 
 
 def _drained(words: torch.Tensor) -> str:
@@ -109,16 +120,23 @@ def same_state(one: Any, two: Any) -> bool:
     return np.array_equal(one, two) if isinstance(one, np.ndarray) else bool(one == two)
 
 
-def _freeze(value: Any) -> Any:
-    """Arrays as tensors, so that a checkpoint can be read without trusting it."""
-    if isinstance(value, np.ndarray):
-        return {"array": torch.from_numpy(value.astype(np.int64)), "dtype": str(value.dtype)}
-    return {name: _freeze(entry) for name, entry in value.items()} if isinstance(value, dict) else value
+def packed(state: Any) -> Any:
+    """What `state_of` gave, as tensors and plain values, so that a checkpoint can be read without trusting it."""
+    if isinstance(state, np.ndarray):
+        return {"array": torch.from_numpy(state.astype(np.int64)), "dtype": str(state.dtype)}
+    if isinstance(state, tuple):  # Python's: a version, words, and a number or None
+        return [state[0], torch.from_numpy(np.array(state[1])), state[2]]
+    return {name: packed(entry) for name, entry in state.items()} if isinstance(state, dict) else state
 
 
-def _thaw(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    if set(value) == {"array", "dtype"}:
-        return value["array"].numpy().astype(value["dtype"])
-    return {name: _thaw(entry) for name, entry in value.items()}
+def unpacked(state: Any) -> Any:
+    """What `put_back` takes, from what `packed` gave."""
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    if isinstance(state, list | tuple):
+        return state[0], tuple(state[1].tolist()), state[2]
+    if not isinstance(state, Mapping):
+        return state
+    if set(state) == {"array", "dtype"}:
+        return state["array"].cpu().numpy().astype(state["dtype"])
+    return {name: unpacked(entry) for name, entry in state.items()}

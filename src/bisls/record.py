@@ -185,7 +185,7 @@ class History:
             try:
                 row = {name: _number(value) for name, value in json.loads(line).items()} if line else None
                 record = Record.from_dict(row) if row else None
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 if number == len(lines):
                     break  # the writer was killed in the middle of it
                 raise ValueError(

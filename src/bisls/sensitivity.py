@@ -25,8 +25,9 @@ from bisls._check import (
     unbound,
     whole_number,
 )
-from bisls.feed import feed, generators
+from bisls.feed import feed
 from bisls.fit import fit
+from bisls.generators import of_loader
 from bisls.progress import Progress
 from bisls.randomness import random_state, seed_everything, set_random_state
 from bisls.record import History
@@ -147,7 +148,7 @@ class _Sweep:
         self.pairs: set[tuple[float, float]] = set()
         for name, own in data.items():
             data[name] = _checked_data(own, name)
-        self.own = [(generator, generator.get_state()) for own in data.values() for generator in generators(own)]
+        self.own = [(generator, generator.get_state()) for own in data.values() for generator in of_loader(own)]
 
     def restore_generators(self) -> None:
         """Loaders draw again what they drew in the first run."""

@@ -203,7 +203,7 @@ class Solver:
         here = meeting()
         if here != self._met:
             call = f"{type(self).__name__}.step"
-            agree(call, method=self.identity, k=self.k)
+            agree(call, method=self.identity, k=self.k, lower_optimizer=self.lower.settings)
             agree_on_parameters(f"{call}(...)", self.problem.levels, cure="; `fit(..., broadcast=True)` does so")
         self._met = here
 
@@ -355,7 +355,7 @@ class Solver:
         self.k, self._failures, self._trend = own["k"], own["failures"], Trend.unpacked(own["trend"])
         self._good = None if own["good"] is None else (own["good"][0], own["good"][1])
         self._upper_state, self._lower_state, self._hypergrad_state = own["upper"], lower, own["hypergrad"]
-        self._last_batch, self._saved_batch = None, own["last_batch"]
+        self._last_batch, self._saved_batch, self._met = None, own["last_batch"], 0
 
     def keeps(self) -> Fields:
         """What a state may be that `load_state_dict` takes."""

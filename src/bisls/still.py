@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 
 from bisls.randomness import put_back, same_state, state_of
 from bisls.surroundings import Surroundings
@@ -28,6 +29,7 @@ class Moment:
     cpu: Tensor
     device: Tensor | None
     others: tuple[tuple[Any, Any], ...]  # generators of NumPy, Python and the user, each with its state
+    around: Surroundings | None = None  # what the loss could reach then
 
     @staticmethod
     def now(device: torch.device, around: Surroundings | None = None) -> Moment:
@@ -46,7 +48,7 @@ class Moment:
             others.append(_NUMPYS)
         if around is None or around.python:
             others.append(_PYTHONS)
-        return Moment(device, torch.get_rng_state(), own, tuple((other, state_of(other)) for other in others))
+        return Moment(device, torch.get_rng_state(), own, tuple((other, state_of(other)) for other in others), around)
 
     def again(self) -> Moment:
         """The present moment of the same generators."""
@@ -87,19 +89,23 @@ def still(
 ) -> Iterator[None]:
     """Within this context losses may be evaluated freely: nothing of it can be seen afterwards.
 
-    Random generators continue afterwards as if nothing had been drawn. The buffers of every module that runs inside (BatchNorm's
-    statistics), and those declared, get their values back; buffers and attributes that a module replaces while it runs are
-    put back themselves. Casts that autocast keeps of weights are dropped, since weights may have been moved in between.
+    Random generators continue afterwards as if nothing had been drawn. The buffers of every module that the losses can reach
+    or that runs inside (BatchNorm's statistics), small tensors in reach that nobody trains, and those declared, get their
+    values back; buffers and attributes that a module replaces are put back themselves. Casts that autocast keeps of weights are
+    dropped, since weights may have been moved in between.
 
     Args:
         device: Where the parameters live.
         replay: Draw the same random numbers as at this moment (the same dropout mask on both sides of a comparison).
         buffers: Tensors to put back, beside those that are found.
         owner: Whose losses these are: the modules inside of compiled functions are looked for once for each.
-        around: What the losses can reach; see `Moment.now`. None: the generators of the moment to replay.
+        around: What the losses can reach; see `Moment.now`. None: what the moment to replay says.
     """
     before = Moment.now(device, around) if replay is None or around is not None else replay.again()
     watch = _Watch(buffers)
+    within = around or (replay.around if replay is not None else None)
+    if within is not None:
+        watch.reach(within)
     if watch.with_parts:
         for module in _living(owner):
             watch.begins(module)
@@ -130,7 +136,15 @@ class _Watch:
             tuple[dict[str, Any], str, Any, Any]
         ] = []  # where, by what name, what was there, what came
         self._scripted: list[tuple[nn.Module, str, Tensor]] = []
+        self._tensors: list[tuple[Tensor, Tensor]] = []
         self._seen: set[int] = set()
+
+    def reach(self, around: Surroundings) -> None:
+        """What a loss can reach may change without the call of a module: by its ``forward``, or a function of tensors."""
+        for module in around.modules:
+            if not any(is_lazy(buffer) for buffer in module._buffers.values() if buffer is not None):
+                self.begins(module)
+        self._tensors = [(own, own.clone()) for own in around.tensors]
 
     def begins(self, module: nn.Module) -> None:
         """A module is about to run."""
@@ -186,6 +200,13 @@ class _Watch:
             for buffer, value in self._values:
                 # not as a change: graphs that hold the buffer stay usable, since its value is the same
                 buffer.data.copy_(value)
+            for tensor, value in self._tensors:
+                if not _equal(tensor, value):  # what nobody has changed may lie in memory that nobody may write to
+                    tensor.data.copy_(value)
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    return torch.equal(one, two) or bool(((one == two) | ((one != one) & (two != two))).all())
 
 
 _ABSENT = object()

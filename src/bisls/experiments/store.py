@@ -37,7 +37,7 @@ class Store:
             other = _other(config, raw)
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             logger.warning("%s is no whole run (%s: %s): it is made again", path, type(error).__name__, error)
             return None
         if other:

@@ -98,7 +98,13 @@ class Lowered:
 
 
 class LowerPart(ABC):
-    """Trains y: a loop of our own, or the user's optimiser."""
+    """Trains y: a loop of our own, or the user's optimiser.
+
+    Attributes:
+        settings: Numbers that may change from step to step, and must be the same on every rank when a run begins.
+    """
+
+    settings: Any = None
 
     @abstractmethod
     def descend(

@@ -68,6 +68,20 @@ class UserOptimizer(LowerPart):
         settings = ", ".join(f"{name}={value!r}" for name, value in sorted(rates.items()))
         return f"{type(self.optimizer).__name__}({settings})"
 
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """The numbers of its groups, rates among them."""
+
+        def plain(group: dict[str, Any]) -> dict[str, Any]:
+            own = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in group.items()}
+            return {
+                name: value
+                for name, value in sorted(own.items())
+                if isinstance(value, Real | tuple | list) and name != "params"
+            }
+
+        return [plain(group) for group in self.optimizer.param_groups]
+
     def descend(
         self,
         oracle: Oracle,
@@ -212,7 +226,11 @@ class Held(Kind):
             for name in own.keys() - {"params"}:
                 _like(own[name], group.get(name), f"{where}['param_groups'][{i}][{name!r}]", name == "lr")
         for place, number in _numbers(saved["state"], f"{where}['state']"):
-            if isinstance(number, Tensor) and number.is_floating_point() and not number.is_meta:
+            if isinstance(number, Tensor) and not _plain(number):
+                raise Unfit(
+                    f"{place} is {shown(number)}; it must be a tensor that holds its numbers one beside the other"
+                )
+            if isinstance(number, Tensor) and number.is_floating_point():
                 wrong = bool(torch.isnan(number).any()) or (place.endswith("['step']") and bool((number < 0).any()))
             else:
                 wrong = isinstance(number, Real) and (number != number or (place.endswith("['step']") and number < 0))
@@ -245,8 +263,12 @@ def _like(own: Any, saved: Any, where: str, rate: bool) -> None:
         for i, part in enumerate(own if isinstance(own, tuple | list) and isinstance(saved, tuple | list) else ()):
             _like(part, saved[i] if i < len(saved) else None, f"{where}[{i}]", False)
         return
-    number = saved.item() if isinstance(saved, Tensor) and saved.numel() == 1 and not saved.is_meta else saved
+    number = saved.item() if isinstance(saved, Tensor) and saved.numel() == 1 and _plain(saved) else saved
     Number(0.0 if rate else -float("inf"), infinite=not isfinite(own)).read(number, where)
+
+
+def _plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)
 
 
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, Any]]:

@@ -178,7 +178,8 @@ class Auto(LineOptimizer):
         self._initialise()
         self._follow([p for p in self._all() if p.requires_grad])
         unit = first["unit"] or unit_of(found.gradient.norms)
-        length = -found.gradient.slope * (found.gradient.unit / unit) ** 2
+        ratio = found.gradient.unit / unit
+        length = -found.gradient.slope * ratio * ratio  # too large for a number it is infinite, and an outlier
         if k == OPENING and first["lengths"] > FIRST * (k - 1) * length > 0.0:
             k = self._anew(memory.k)
         # what looks at other points comes first: a closure that raises leaves everything as it was

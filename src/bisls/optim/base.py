@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from bisls._check import Wrong, real, settled, standing_for
-from bisls.agreement import agree_on_parameters
+from bisls.agreement import agree, agree_on_parameters
 from bisls.line import Line
 from bisls.optim.arithmetic import Ray, add_, decay_, lerp_, overflows
 from bisls.optim.closures import Closure, call_closure, stashed_grads
 from bisls.optim.evaluation import Evaluation, bent, collect, suspected
-from bisls.optim.groups import LATER, OPTIONS, check_group, check_keys, check_overlap, listed_params
+from bisls.optim.groups import LATER, OPTIONS, check_group, check_keys, check_overlap, listed_params, settings_of
 from bisls.optim.states import checked_state
 from bisls.optim.units import chosen, options
 from bisls.ranks import mean_over_ranks, meeting, together
@@ -179,6 +179,7 @@ class LineOptimizer(torch.optim.Optimizer):
         """
         state_dict = checked_state(self, state_dict)
         super().load_state_dict(state_dict)
+        self._met = 0  # the other processes must have loaded the same
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         for index, p in zip(saved, self._all(), strict=True):
             for key, value in state_dict["state"].get(index, {}).items():
@@ -192,12 +193,13 @@ class LineOptimizer(torch.optim.Optimizer):
                 group.setdefault(key, value)
 
     def _meet(self) -> None:
-        """Before the first step with other processes: their parameters must be the same."""
+        """Before the first step with other processes: their parameters and settings must be the same."""
         here = meeting()
         if here != self._met:
             names = [name for group in self.param_groups for name in group.get("param_names", ())]
             cure = "; DistributedDataParallel does so when it wraps a model"
             agree_on_parameters(f"{type(self).__name__}.step(...)", {"params": list(self._all())}, names, cure=cure)
+            agree(type(self).__name__, **settings_of(self.param_groups))
         self._met = here
 
     # --- what optimisers say about themselves

@@ -108,8 +108,9 @@ def _scalar(name: str, loss: Any) -> Any:
     """The loss, if it is one: a real tensor with one number, or a number."""
     if not isinstance(loss, Tensor):
         return settled(f"{name}.step", "loss", loss, _LOSS)
-    if loss.numel() != 1 or loss.is_complex():
+    if loss.numel() != 1 or loss.is_complex() or loss.is_meta:
         got = f"dtype {loss.dtype}" if loss.is_complex() else f"shape {tuple(loss.shape)}"
+        got = "one on no device, which holds no number" if loss.is_meta else got
         raise ValueError(f"`{name}.step(loss=...)`: the loss must be a scalar tensor or a number; got {got}")
     return loss
 

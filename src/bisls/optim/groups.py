@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls._check import FLAG, POSITIVE, Wanted, number, optional, require_argument, settled, shown
+from bisls._check import FLAG, POSITIVE, Wanted, iterable, number, optional, require_argument, settled, shown
 from bisls.overlap import overlapping
 from bisls.ranks import WHOLE, sharded
 
@@ -44,7 +44,7 @@ def listed_params(name: str, params: Any) -> list[Any]:
         raise ValueError(f"{where} must be an iterable of tensors or dicts; put the tensor into a list: [tensor]")
     if isinstance(params, torch.nn.Module):
         raise ValueError(f"{where} must be an iterable of tensors or dicts, got a module; pass module.parameters()")
-    if isinstance(params, str | bytes | Mapping | Set) or not isinstance(params, Iterable):
+    if isinstance(params, str | bytes | Mapping | Set) or not iterable(params):
         raise ValueError(
             f"{where} must be a list of tensors or dicts, or model.parameters(); got {type(params).__name__}"
         )
@@ -69,6 +69,12 @@ def check_tensors(where: str, tensors: Sequence[Any]) -> None:
                 f"{where}: tensor {i} (shape {tuple(tensor.shape)}) is the result of a computation, not a leaf; optimise the "
                 "tensor it was computed from"
             )
+
+
+def settings_of(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The options and counts of groups by name: the value, or a list of one for each group where there are several."""
+    names = sorted({name for group in groups for name in group} - {"params", "param_names", "foreach", "name"})
+    return {name: [group.get(name) for group in groups] if len(groups) > 1 else groups[0][name] for name in names}
 
 
 def check_overlap(name: str, tensors: Sequence[Tensor]) -> None:
@@ -99,7 +105,7 @@ def check_keys(
         call = f"`{name}.add_param_group(param_group=...)`" if known else f"`{name}(params=[...])`"
         raise ValueError(f"{call}: a group {what}")
     own = group["params"]
-    if isinstance(own, str | bytes | Mapping | Set) or not isinstance(own, Iterable):
+    if isinstance(own, str | bytes | Mapping | Set) or not (isinstance(own, Tensor) or iterable(own)):
         raise ValueError(f"`{name}(params=[{{'params': {shown(own)}}}])`: params of a group must be a list of tensors")
     if not isinstance(own, Tensor | list | tuple):
         group["params"] = own = list(own)

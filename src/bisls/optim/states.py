@@ -40,7 +40,7 @@ GROUP: dict[str, Kind] = {
     "last_status": Whole(0, int(max(Status))),
     **dict.fromkeys(("lengths", "squares"), Number(0.0)),
     "distance": Number(0.0),
-    "unit": Number(0.0),
+    "unit": Number(0.0, 2.0**1000),
     "begun": Whole(),
     "look": Whole(),
     "gain": Number(0.0, above=True),
@@ -141,7 +141,7 @@ def _entries(
         found[index] = dict(entry)
         for key in ("average", "iterate", "z", "start", "squares"):
             if key in entry:
-                found[index][key] = _alike(p, entry[key], f"{where}[{key!r}]")
+                found[index][key] = _alike(p, entry[key], f"{where}[{key!r}]", wide=key != "iterate")
         for key, kind in (("weight_sum", Number(0.0)), ("version", Maybe(Whole())), ("seen", Whole())):
             if key in entry:
                 kind.read(entry[key], f"{where}[{key!r}]")
@@ -151,12 +151,12 @@ def _entries(
     return found
 
 
-def _alike(p: Tensor, value: Any, where: str) -> Tensor:
-    """A point that the parameter could be put to."""
+def _alike(p: Tensor, value: Any, where: str, wide: bool) -> Tensor:
+    """A point that the parameter could be put to, in single precision at least where it is averaged."""
 
     def wrong(own: Tensor) -> str:
         held = bool(torch.isfinite(own.to(p.dtype)).all())
         return "" if held else f"has numbers that its parameter, in {str(p.dtype).removeprefix('torch.')}, cannot hold"
 
     Numbers(tuple(p.shape), wrong=wrong).read(value, where)
-    return value.detach()
+    return value.detach().to(torch.promote_types(p.dtype, torch.float32)) if wide else value.detach()

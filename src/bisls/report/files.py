@@ -36,7 +36,7 @@ def _read(path: Path) -> Outcome:
         outcome = Outcome.from_json(path.read_text(encoding="utf-8"))
         if outcome.name != path.stem:
             raise ValueError(f"it is that of {outcome.name!r}, and has been copied or renamed")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ReportError(
             f"{path} is not an outcome ({reason}): delete the file and run `bisls reproduce {path.stem}` again; "

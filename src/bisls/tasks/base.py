@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bisls._check import FLAG, SEED, require_argument, settled, whole_number
+from bisls._check import FLAG, SEED, iterable, require_argument, settled, whole_number
 from bisls.problem import Bilevel
 from bisls.states import Fields, Numbers, Whole, read
 
@@ -52,7 +52,7 @@ class Batches(Iterator[tuple[Tensor, ...]]):
         rank: int = 0,
         world: int = 1,
     ):
-        tensors = () if isinstance(tensors, Tensor) or not isinstance(tensors, Iterable) else tuple(tensors)
+        tensors = () if isinstance(tensors, Tensor) or not iterable(tensors) else tuple(tensors)
         if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise ValueError("`Batches(tensors=...)` must be a tuple of at least one tensor")
         lengths = [len(tensor) if tensor.dim() else 0 for tensor in tensors]
