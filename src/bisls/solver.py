@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isfinite, nan
@@ -13,25 +12,24 @@ from torch import Tensor
 
 from bisls._check import optional, settled, whole_number
 from bisls.agreement import agree, agree_on_parameters
-from bisls.batches import Minibatches, Sample, kept, restored, same
+from bisls.batches import Minibatches, Sample, same
 from bisls.directions.base import Direction
 from bisls.evaluate import Outdated
 from bisls.hypergrad.base import HypergradientMethod
 from bisls.linear.base import LinearSolver
 from bisls.oracle import Oracle
 from bisls.parts import check_together, identity, lower_part, part
+from bisls.previous import Previous
 from bisls.problem import Bilevel, must_be_problem
 from bisls.ranks import meeting, on_any_rank, together
 from bisls.record import Record
 from bisls.response.base import Response
-from bisls.states import Anything, Batch, Each, Fields, Maybe, Whole, point, read
+from bisls.solver_state import StateReader
 from bisls.status import Status, worst
 from bisls.steps.base import StepRule
 from bisls.trend import Trend
 from bisls.upper import State, Upper
 from bisls.vector import norm
-
-logger = logging.getLogger(__name__)
 
 STILL = 64.0  # a move of so many units in the last place is rounding
 LOWER_ITERS = 10  # lower steps an iteration, where nothing says how many
@@ -140,8 +138,7 @@ class Solver:
         self._hypergrad_state: State = {}
         self._trend = Trend()  # of the upper loss
         self._failures = 0
-        self._last_batch: Any = None  # the previous upper batch judges the step where no other is given
-        self._saved_batch: Any = None  # the same as a state had it: its shape is that of the next upper batch
+        self._previous = Previous()  # the previous upper batch judges the step where no other is given
         self._good: tuple[Tensor, Tensor] | None = None  # the last (x, y) at which both levels were finite
         self._met = 0  # the group of processes that is known to be alike
 
@@ -190,7 +187,7 @@ class Solver:
                 moment.restore()
         # a batch with bad numbers in it must not judge the next step as well
         keep = self.upper.response.two_samples and not given and record.upper_status is not Status.NON_FINITE
-        self._last_batch, self._saved_batch = upper_batch if keep else None, None
+        self._previous.keep(upper_batch if keep else None)
         self.k += 1
         record = replace(record, cost=self.oracle.cost - before)
         if Status.NON_FINITE in (record.upper_status, record.lower_status):
@@ -218,11 +215,11 @@ class Solver:
 
     def _sample(self, upper: Any, lower: Any, judge: Any) -> Sample:
         """The batches of this iteration, and who judges: settled here, by their numbers, once for all ranks."""
-        if judge is None and self._saved_batch is not None:
-            judge = restored(self._saved_batch, upper)
-        elif judge is None:
-            judge = self._last_batch
-        judged = self.upper.response.two_samples and judge is not None and not same(judge, upper)
+        if judge is None:
+            judge = self._previous.judge(upper, f"{type(self).__name__}.step")
+        elif same(judge, upper):
+            judge = None
+        judged = self.upper.response.two_samples and judge is not None
         batches = self._batches(lower)
         judged, batches.several = on_any_rank(judged, batches.several)
         return Sample(upper, batches, judge, judged)
@@ -314,12 +311,6 @@ class Solver:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next iteration depends on beside the parameters: numbers and tensors, safe to load without code."""
-        batch = kept(self._last_batch) if self._saved_batch is None else self._saved_batch
-        if batch is None and self._last_batch is not None:
-            logger.warning(
-                "the last upper batch is a %s and can't be saved; the first step after loading is judged on its own batch",
-                type(self._last_batch).__name__,
-            )
         return {
             "method": self.identity,
             "k": self.k,
@@ -328,7 +319,7 @@ class Solver:
             "hypergrad": dict(self._hypergrad_state),
             "trend": self._trend.packed(),
             "failures": self._failures,
-            "last_batch": Batch.packed(batch),
+            "last_batch": self._previous.packed(),
             "good": None if self._good is None else list(self._good),
         }
 
@@ -339,50 +330,12 @@ class Solver:
             ValueError: It is the state of another method or another problem, none at all, or holds what no solver writes
                 (numbers that are not finite, or out of range, other shapes); nothing was loaded.
         """
-        call = f"`{type(self).__name__}.load_state_dict(...)`"
-        if not isinstance(state, Mapping):
-            raise ValueError(f"{call}: must be what state_dict() gave, got {type(state).__name__}")
-        missing = sorted(self.state_dict().keys() - set(state))
-        if missing:
-            raise ValueError(f"{call}: not the state of a solver, it lacks {missing}")
-        if not isinstance(state["method"], str) or state["method"] != self.identity:
-            raise ValueError(
-                f"{call}: the state is of another method, {state['method']}; this one is {self.identity}. Nothing was loaded"
-            )
-        good, x, y = state["good"], self.problem.x, self.problem.y
-        sizes = [own.numel() for own in good if isinstance(own, Tensor)] if isinstance(good, list | tuple) else []
-        if len(sizes) == 2 and sizes != [x.numel, y.numel]:
-            raise ValueError(
-                f"{call}: the state is of a problem with {sizes[0]} upper and {sizes[1]} lower parameters, this one has "
-                f"{x.numel} and {y.numel}"
-            )
-        own = read(call, self.keeps(), state)  # all is read before anything is changed
-        try:
-            lower = self.lower.checked(own["lower"]) if own["lower"] else {}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{call}: state['lower'] is not usable ({error}); nothing was loaded") from error
+        reader = StateReader(type(self).__name__, self.identity, self.problem, self.upper, self.lower, self.hypergrad)
+        own = reader.read(state)  # all is read before anything is changed
         self.k, self._failures, self._trend = own["k"], own["failures"], Trend.unpacked(own["trend"])
         self._good = None if own["good"] is None else (own["good"][0], own["good"][1])
-        self._upper_state, self._lower_state, self._hypergrad_state = own["upper"], lower, own["hypergrad"]
-        self._last_batch, self._saved_batch = None, own["last_batch"]
-
-    def keeps(self) -> Fields:
-        """What a state may be that `load_state_dict` takes."""
-        x, y = self.problem.x, self.problem.y
-        points = (point(x, self.problem.upper_bounds), point(y, self.problem.lower_bounds))
-        return Fields(
-            {
-                "k": Whole(),
-                "upper": self.upper.keeps(x, y, self.hypergrad),
-                "lower": self.lower.keeps(y),
-                "hypergrad": self.hypergrad.keeps(y),
-                "trend": Trend.KIND,
-                "failures": Whole(),
-                "last_batch": Batch(),
-                "good": Maybe(Each(points)),
-            },
-            rest=Anything(),
-        )
+        self._upper_state, self._lower_state, self._hypergrad_state = own["upper"], own["lower"], own["hypergrad"]
+        self._previous.load(own["last_batch"])
 
     @property
     def measured(self) -> tuple[Tensor, Tensor] | None:
