@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import isfinite, nan
+from math import isfinite
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from bisls.directions.base import Direction
 from bisls.evaluate import Outdated
 from bisls.hypergrad.base import HypergradientMethod
 from bisls.linear.base import LinearSolver
+from bisls.lower import Ended
 from bisls.oracle import Oracle
 from bisls.parts import check_together, identity, lower_part, part
 from bisls.previous import Previous
@@ -230,10 +231,11 @@ class Solver:
         self._lower_state = lowered.state
         batches = sample.lower if self.hypergrad.several else sample.lower.newest
         estimate = self.hypergrad.estimate(self.oracle, sample.upper, batches, self._hypergrad_state)
+        ended = Ended.at(self.oracle, sample.lower, estimate.graph)
         record = Record(
             k=self.k,
             upper_value=estimate.value,
-            lower_value=estimate.graph.value if estimate.graph else nan if lowered.last is None else lowered.last.value,
+            lower_value=ended.value,
             alpha=0.0,
             beta=lowered.step,
             upper_checks=0,
@@ -245,15 +247,16 @@ class Solver:
             lower_status=lowered.status,
             linear_status=estimate.status,
         )
-        if estimate.graph is not None and not (isfinite(record.lower_value) and isfinite(record.lower_grad_norm)):
+        steep = estimate.graph is not None and not isfinite(record.lower_grad_norm)
+        if steep or not isfinite(ended.value):
             return self._go_back(replace(record, lower_status=Status.NON_FINITE))
         if not (isfinite(estimate.value) and isfinite(record.hypergrad_norm)):
             return self._go_back(record)
-        if estimate.graph is not None and lowered.rose(self.oracle, sample.lower, estimate.graph, y):
+        if lowered.rose(self.oracle, sample.lower, ended, y):
             record = replace(record, lower_status=worst(lowered.status, Status.LOWER_ROSE))
         self._good = (x, lowered.y)
         self._hypergrad_state = estimate.state
-        uninfluenced = estimate.uninfluenced
+        uninfluenced = estimate.uninfluenced(self.oracle, sample.upper, sample.lower.newest)
         taken = self.upper.take(
             self.oracle,
             sample,
