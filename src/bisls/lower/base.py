@@ -195,6 +195,10 @@ class LowerPart(ABC):
         """The state to go on from after values that were not finite."""
         return state
 
+    def saved(self, state: State) -> State:
+        """The state as a file is to have it, with what somebody has changed since."""
+        return state
+
     def keeps(self, y: Vector | None) -> Kind:
         """What its state may be with these parameters, for one that is loaded; anything, where it does not say."""
         return FREE
