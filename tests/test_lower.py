@@ -373,7 +373,18 @@ def test_a_lower_optimiser_stays_inside_the_bounds():
             lambda x, y, z: {"lower_optimizer": torch.optim.SGD([y, z], lr=0.1), "lower_direction": bisls.Adam()},
             r"lower_direction says how",
         ),
-        (lambda x, y, z: {"lower_optimizer": bisls.Adam()}, r"must be a torch.optim.Optimizer .*, got Adam"),
+        (
+            lambda x, y, z: {"lower_optimizer": bisls.Adam()},
+            r"must be a torch.optim.Optimizer .*, got Adam; a way of your own to train y has a method descend\(...\)",
+        ),
+        (
+            lambda x, y, z: {"lower_optimizer": torch.optim.SGD([y, z], lr=0.1), "polish": bisls.CG()},
+            r"`BiSLS\(polish=CG\(.*\)\)`: polish says how lower steps are taken, and lower_optimizer takes them",
+        ),
+        (
+            lambda x, y, z: {"lower_optimizer": torch.optim.SGD([y, z], lr=0.1), "beta": 0.5},
+            r"`BiSLS\(beta=0.5, lower_optimizer=SGD.*\)`: beta is a setting of the rule that lower_optimizer replaces",
+        ),
     ],
 )
 def test_an_optimiser_that_does_not_fit_is_refused(make, message):
@@ -404,6 +415,90 @@ def test_the_state_of_another_optimiser_is_refused():
             twin.load_state_dict(solver.state_dict())
 
 
+def test_an_optimiser_is_known_by_what_it_was_made_with():
+    problem, _, ys = toy()
+
+    def known(optimizer) -> str:
+        return repr(UserOptimizer(optimizer, problem.y))
+
+    assert known(torch.optim.AdamW(list(ys))) == "AdamW()"
+    assert known(torch.optim.AdamW(list(ys), lr=0.3)) == "AdamW()"  # a rate is what one would change
+    assert known(torch.optim.SGD(list(ys), lr=0.1, momentum=0.9)) == "SGD(momentum=0.9)"
+    groups = [{"params": ys[:1], "weight_decay": 0.1}, {"params": ys[1:], "lr": 0.005}]
+    assert known(torch.optim.AdamW(groups, lr=0.02)) == "AdamW(group 0: weight_decay=0.1)"
+    assert known(torch.optim.AdamW(list(ys), betas=(0.5, 0.9), eps=1e-6)) == "AdamW(betas=(0.5, 0.9), eps=1e-06)"
+
+
+SCHEDULES = {
+    "OneCycleLR, AdamW": lambda ys: (
+        (o := torch.optim.AdamW(ys, lr=0.01)),
+        torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.01, total_steps=50),
+    ),
+    "OneCycleLR, SGD": lambda ys: (
+        (o := torch.optim.SGD(ys, lr=0.01, momentum=0.9)),
+        torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.01, total_steps=50),
+    ),
+    "CosineAnnealingLR": lambda ys: (
+        (o := torch.optim.Adam(ys, lr=0.01)),
+        torch.optim.lr_scheduler.CosineAnnealingLR(o, 50),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_run_whose_schedule_changes_the_optimiser_is_resumed(name, tmp_path):
+    """The place in a schedule is no part of the method: neither rates nor betas nor momentum, at any time."""
+
+    class Stepped(bisls.Callback):
+        def __init__(self, scheduler):
+            self.scheduler = scheduler
+
+        def step(self, record, state):
+            self.scheduler.step()
+
+        def state_dict(self):
+            return self.scheduler.state_dict()
+
+        def load_state_dict(self, state):
+            self.scheduler.load_state_dict(state)
+
+    def run(steps: int, path) -> list:
+        problem, *_ = toy()
+        optimizer, scheduler = SCHEDULES[name](problem.y.tensors)
+        solver = bisls.Alternating(problem, lower_optimizer=optimizer, lower_iters=2)
+        row = batches(0)
+        bisls.fit(solver, row[0], row[1], steps, False, [Stepped(scheduler)], checkpoint=path, resume=True, tol=None)
+        return [problem.x.read().tolist(), problem.y.read().tolist()]
+
+    for steps in (2, 5, 9):
+        last = run(steps, tmp_path / "run.pt")
+    assert last == run(9, tmp_path / "whole.pt")
+
+
+class Alone:
+    """Trains y, and inherits from nothing."""
+
+    def __init__(self, step: float):
+        self.step = step
+
+    def descend(self, oracle, batches, y, k, state, *, trace=False, replay=None):
+        return Loop(bisls.Constant(self.step)).descend(oracle, batches, y, k, state, trace=trace, replay=replay)
+
+
+def test_a_lower_part_that_inherits_from_nothing_is_adopted():
+    runs = []
+    for own in (Alone(0.02), Loop(bisls.Constant(0.02))):
+        problem, *_ = toy()
+        solver = bisls.BiSLS(problem, lower_optimizer=own)
+        first, *rest = batches(0)
+        runs.append([repr(solver.step(first, rest)), problem.y.read().tolist()])
+    assert runs[0] == runs[1]
+    solver = bisls.BiSLS(toy()[0], lower_optimizer=Alone(0.02))
+    state = solver.state_dict()
+    with pytest.raises(ValueError, match=r"of another method, .*Alone\(step=0.02\).*Alone\(step=0.03\)"):
+        bisls.BiSLS(toy()[0], lower_optimizer=Alone(0.03)).load_state_dict(state)
+
+
 class Around(LowerPart):
     """A wrapper as a user would write it: hands everything on."""
 
@@ -421,6 +516,9 @@ class Around(LowerPart):
 
     def careful(self, *args):
         return self.inner.careful(*args)
+
+    def saved(self, *args):
+        return self.inner.saved(*args)
 
     def checked(self, *args):
         return self.inner.checked(*args)

@@ -88,11 +88,11 @@ class Solver:
             last in the others (within what the direction allows, y staying where it is); at least 1. Without noise every
             iteration searches.
         polish: Where the lower data are one batch and the lower loop has not brought its gradient below a tenth of what it was,
-            a Newton step by this linear solver follows, if it lowers g. None: never.
+            a Newton step by this linear solver follows, if it lowers g. None: never. Not with ``lower_optimizer``.
         patience: How many failed iterations in a row end in an error.
         lower_direction: Turns lower gradients into directions; the gradient itself by default.
         lower_optimizer: A torch optimiser over the lower parameters that takes the lower steps, in place of ``lower_step`` and
-            the others that say how; or a `bisls.lower.LowerPart` of your own.
+            the others that say how; or a part of your own with ``descend``, as `bisls.lower.LowerPart` has it.
     """
 
     def __init__(
@@ -132,6 +132,9 @@ class Solver:
         average = None if lower_average is False else lower_average
         own = {"step": lower_step, "direction": lower_direction, "tol": lower_tol, "average": average}
         self.lower = lower_part(call, problem, lower_optimizer, polish, own)
+        # as they were made: a part of a user's own may well keep something
+        made = {"upper": self.upper, "lower": self.lower, "hypergrad": self.hypergrad}
+        self._parts = ", ".join(f"{name}={identity(own)}" for name, own in made.items())
         self.oracle = Oracle(problem, problem.tape)
         self.k = 0
         self._upper_state: State = {}
@@ -318,7 +321,7 @@ class Solver:
             "method": self.identity,
             "k": self.k,
             "upper": dict(self._upper_state),
-            "lower": dict(self._lower_state),
+            "lower": dict(self.lower.saved(self._lower_state)),
             "hypergrad": dict(self._hypergrad_state),
             "trend": self._trend.packed(),
             "failures": self._failures,
@@ -349,7 +352,7 @@ class Solver:
     def identity(self) -> str:
         """What tells this method from another: its parts and their settings, those at their defaults left out."""
         iters = "" if self.lower_iters == LOWER_ITERS else f", lower_iters={self.lower_iters}"
-        return f"Solver(upper={identity(self.upper)}, lower={identity(self.lower)}, hypergrad={identity(self.hypergrad)}{iters})"
+        return f"Solver({self._parts}{iters})"
 
     def __repr__(self) -> str:
         names = ("upper", "lower", "hypergrad", "lower_iters")
