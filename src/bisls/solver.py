@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls._check import optional, settled, whole_number
+from bisls._check import optional, require_argument, settled, whole_number
 from bisls.agreement import agree, agree_on_parameters
-from bisls.batches import Minibatches, Sample, same
+from bisls.arrays import naming_arrays
+from bisls.batches import Sample
 from bisls.directions.base import Direction
 from bisls.evaluate import Outdated
 from bisls.hypergrad.base import HypergradientMethod
@@ -20,11 +21,11 @@ from bisls.linear.base import LinearSolver
 from bisls.lower import Ended
 from bisls.oracle import Oracle
 from bisls.parts import check_together, identity, lower_part, part
-from bisls.previous import Previous
 from bisls.problem import Bilevel, must_be_problem
-from bisls.ranks import meeting, on_any_rank, together
+from bisls.ranks import meeting, together
 from bisls.record import Record
 from bisls.response.base import Response
+from bisls.sampling import Previous, minibatches, sample_of
 from bisls.solver_state import StateReader
 from bisls.status import Status, worst
 from bisls.steps.base import StepRule
@@ -147,7 +148,9 @@ class Solver:
         self._met = 0  # the group of processes that is known to be alike
 
     @together
-    def step(self, upper_batch: Any, lower_batches: Any, step_batch: Any = None) -> Record:
+    def step(
+        self, upper_batch: Any, lower_batches: Any, step_batch: Any = None, extra_batches: Sequence[Any] = ()
+    ) -> Record:
         """One outer iteration; the parameters are changed in place.
 
         Args:
@@ -156,20 +159,23 @@ class Solver:
                 one batch for all of them.
             step_batch: An independent upper batch that judges the step. Without it the previous upper batch does, unless it holds
                 the same numbers: then there is no noise to judge, and the batch judges itself.
+            extra_batches: Further lower batches, for a hypergradient that wants such as no lower step has seen
+                (`StochasticNeumann`; ``solver.extra_batches`` says how many). With fewer of them the batches of the lower
+                steps stand in, from the newest on, again and again.
 
         Returns:
             What happened, as a `Record`.
 
         Raises:
             SolverError: ``patience`` iterations in a row failed.
-            ValueError: A parameter has been frozen (it no longer requires grad), or several processes do not begin with the same
-                parameters and the same method; x and y are as before.
+            ValueError: A parameter has been frozen (it no longer requires grad), several processes do not begin with the same
+                parameters and the same method, or there is a batch that nobody would look at; x and y are as before.
             RankError: Another process has failed; the message says which, and what it raised.
         """
         self._meet()
         given = step_batch is not None
         self.problem.look_around()
-        sample = self._sample(upper_batch, lower_batches, step_batch)
+        sample = self._sample(upper_batch, lower_batches, step_batch, extra_batches)
         with self.oracle.unfrozen():
             self.oracle.begin([sample.upper, sample.judging], sample.lower)
         before, moment = self.oracle.cost.copy(), self.problem.moment()
@@ -190,7 +196,7 @@ class Solver:
                 self.oracle.forget()
                 moment.restore()
         # a batch with bad numbers in it must not judge the next step as well
-        keep = self.upper.response.two_samples and not given and record.upper_status is not Status.NON_FINITE
+        keep = self.two_samples and not given and record.upper_status is not Status.NON_FINITE
         self._previous.keep(upper_batch if keep else None)
         self.k += 1
         record = replace(record, cost=self.oracle.cost - before)
@@ -217,23 +223,21 @@ class Solver:
             agree_on_parameters(f"{call}(...)", self.problem.levels, cure="; `fit(..., broadcast=True)` does so")
         self._met = here
 
-    def _sample(self, upper: Any, lower: Any, judge: Any) -> Sample:
-        """The batches of this iteration, and who judges: settled here, by their numbers, once for all ranks."""
-        if judge is None:
-            judge = self._previous.judge(upper, f"{type(self).__name__}.step")
-        elif same(judge, upper):
-            judge = None
-        judged = self.upper.response.two_samples and judge is not None
-        batches = self._batches(lower)
-        judged, batches.several = on_any_rank(judged, batches.several)
-        return Sample(upper, batches, judge, judged)
+    def _sample(self, upper: Any, lower: Any, judge: Any, extra: Sequence[Any]) -> Sample:
+        call = f"{type(self).__name__}.step"
+        wanted = isinstance(extra, list | tuple) and (not extra or self.hypergrad.several)
+        rule = "must be lower batches in a list, for a hypergradient that looks at several (StochasticNeumann)"
+        require_argument(call, "extra_batches", extra, wanted, rule)
+        batches = minibatches(call, lower, self.lower_iters, self._any_number)
+        return sample_of(call, upper, batches, judge, extra, self._previous, self.upper.response)
 
     @torch.no_grad()  # the oracle records what it needs; nothing else does
     def _iterate(self, sample: Sample, x: Tensor, y: Tensor) -> Record:
-        lowered = self.lower.descend(self.oracle, sample.lower, y, self.k, self._lower_state)
-        self._lower_state = lowered.state
-        batches = sample.lower if self.hypergrad.several else sample.lower.newest
-        estimate = self.hypergrad.estimate(self.oracle, sample.upper, batches, self._hypergrad_state)
+        with naming_arrays(f"{type(self).__name__}.step", sample.upper, sample.lower.newest):
+            lowered = self.lower.descend(self.oracle, sample.lower, y, self.k, self._lower_state)
+            self._lower_state = lowered.state
+            batches = sample.estimating(self.hypergrad.several)
+            estimate = self.hypergrad.estimate(self.oracle, sample.upper, batches, self._hypergrad_state)
         ended = Ended.at(self.oracle, sample.lower, estimate.graph)
         record = Record(
             k=self.k,
@@ -304,17 +308,6 @@ class Solver:
         self.problem.x.write_(x)
         self.problem.y.write_(y)
 
-    def _batches(self, lower: Any) -> Minibatches:
-        if not isinstance(lower, list):
-            return Minibatches.repeated(lower, self.lower_iters)
-        if not lower or (len(lower) != self.lower_iters and not self._any_number):
-            raise ValueError(
-                f"`{type(self).__name__}.step(lower_batches=[...])`: a list needs one batch for each of the "
-                f"lower_iters = {self.lower_iters} lower steps, got {len(lower)}; "
-                "pass a tuple or a tensor for one batch for all"
-            )
-        return Minibatches(lower)
-
     def state_dict(self) -> dict[str, Any]:
         """All that the next iteration depends on beside the parameters: numbers and tensors, safe to load without code."""
         return {
@@ -342,6 +335,16 @@ class Solver:
         self._good = None if own["good"] is None else (own["good"][0], own["good"][1])
         self._upper_state, self._lower_state, self._hypergrad_state = own["upper"], own["lower"], own["hypergrad"]
         self._previous.load(own["last_batch"])
+
+    @property
+    def two_samples(self) -> bool:
+        """Whether an independent upper batch that judges the step is of use."""
+        return self.upper.response.two_samples
+
+    @property
+    def extra_batches(self) -> int:
+        """How many lower batches `step` should be given beside those of the lower steps."""
+        return self.hypergrad.extra_batches
 
     @property
     def measured(self) -> tuple[Tensor, Tensor] | None:

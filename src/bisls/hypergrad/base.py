@@ -93,6 +93,11 @@ class HypergradientMethod(ABC):
         return False
 
     @property
+    def extra_batches(self) -> int:
+        """How many lower batches it wants that no lower step has seen, where the lower data are batches."""
+        return 0
+
+    @property
     def solver(self) -> LinearSolver | None:
         """The linear solver behind it, which a response may use as well; None where it has none."""
         return None

@@ -1,11 +1,15 @@
-"""The previous upper batch, which judges the next step where no other does: kept, compared, saved."""
+"""The data of one outer iteration: what was given, settled by its numbers; and the previous upper batch, which may judge."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
-from bisls.batches import kept, restored, same, tensors
+from bisls._check import require_argument
+from bisls.batches import Minibatches, Sample, kept, restored, same, tensors
+from bisls.ranks import on_any_rank
+from bisls.response.base import Response
 from bisls.states import Batch
 
 logger = logging.getLogger(__name__)
@@ -70,6 +74,54 @@ class Previous:
     @property
     def _overwritten(self) -> bool:
         return _versions(self._batch) != self._versions
+
+
+def sample_of(
+    call: str, upper: Any, lower: Minibatches, judge: Any, extra: Sequence[Any], previous: Previous, response: Response
+) -> Sample:
+    """The batches of an iteration, and who judges: settled here, by their numbers, once for all ranks.
+
+    Args:
+        call: Who asks, for messages.
+        upper: The upper batch.
+        lower: One batch for each lower step.
+        judge: An upper batch that judges the step, or None: then the previous one does.
+        extra: Lower batches that no lower step sees.
+        previous: The upper batch of the last iteration.
+        response: Says whether a judge is of use.
+    """
+    if judge is not None and not response.two_samples:
+        rule = f"must be None here: {response!r} looks at one sample; Tangent() and BiSPS(samples=2) look at two"
+        require_argument(call, "step_batch", judge, False, rule)
+    if judge is None:
+        judge = previous.judge(upper, call)
+    elif same(judge, upper):
+        judge = None
+    more = Minibatches([*lower, *extra], lower.several or any(not same(lower[0], other) for other in extra))
+    judged = response.two_samples and judge is not None
+    judged, lower.several, more.several = on_any_rank(judged, lower.several, more.several)
+    return Sample(upper, lower, judge, judged, more)
+
+
+def minibatches(call: str, lower: Any, iters: int, any_number: bool) -> Minibatches:
+    """The lower batches that a user passed: a list has one for each step, anything else is one for all.
+
+    A list that holds the same numbers again and again is one batch for all as well.
+
+    Args:
+        call: Who asks, for messages.
+        lower: What was passed.
+        iters: Lower steps.
+        any_number: Whether a list may have another length, which is then how many steps there are.
+    """
+    if not isinstance(lower, list):
+        return Minibatches.repeated(lower, iters)
+    if not lower or (len(lower) != iters and not any_number):
+        raise ValueError(
+            f"`{call}(lower_batches=[...])`: a list needs one batch for each of the lower_iters = {iters} lower steps, got "
+            f"{len(lower)}; pass a tuple or a tensor for one batch for all"
+        )
+    return Minibatches(lower, several=any(not same(lower[0], other) for other in lower[1:]))
 
 
 def _versions(batch: Any) -> list[int | None]:
