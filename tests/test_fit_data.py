@@ -333,6 +333,45 @@ def test_a_download_shows_bytes_on_the_console_it_is_given():
     assert "1.5/2.0 kB" in out.getvalue()
 
 
+def test_a_sweep_shows_runs_and_figures_on_the_console_it_is_given(tmp_path, monkeypatch):
+    """The same bar as all others; where nobody would see it move, a line now and then."""
+    rich = pytest.importorskip("rich.console")
+    import io
+
+    from bisls import console as commands
+    from bisls.progress import Sweep
+
+    class Run:
+        work, error = 3.0, ""
+
+    for terminal in (True, False):
+        out = io.StringIO()
+        console = rich.Console(file=out, force_terminal=terminal, width=100, color_system=None)
+        shown = commands.Display(console, 2, tmp_path)
+        assert isinstance(shown.progress, Sweep)
+        shown.progress.every = 0.0
+        with shown.progress:
+            shown.wanted([Run(), Run()], 1)
+            shown.done(Run(), Run())
+            shown.figure(bisls.outcome.Outcome("one", "", "", "", "smoke", {}, (), ()))
+        text = out.getvalue()
+        assert "2 runs are to be made, 1 are there from earlier commands" in text
+        assert "1/2" in text
+        assert "1/2 figures, about 0 s left" in text
+    assert "1/2 runs  0/2 figures, about 0 s left" in text
+
+
+def test_there_is_one_progress_bar():
+    """Everything that takes long in the package shows it by `bisls.progress`."""
+    import re
+    from pathlib import Path
+
+    for path in Path(bisls.__file__).parent.rglob("*.py"):
+        assert path.name == "progress.py" or not re.search(
+            r"rich\.progress|rich import .*progress|tqdm", path.read_text()
+        ), path
+
+
 def test_without_rich_there_is_no_bar(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     with Progress(True, 2) as bar:
@@ -389,6 +428,19 @@ def test_a_loss_that_fails_on_an_array_is_answered_with_what_to_pass(tape):
     problem.lower_loss = broken
     with pytest.raises(RuntimeError, match="my own"):
         BiSLS(problem).step((torch.as_tensor(ROWS).float(), 0), (torch.as_tensor(ROWS).float(), 0))
+
+
+@pytest.mark.parametrize("name", ["h.csv", "h.TSV", "h.xlsx", "h.parquet"])
+def test_a_history_is_not_saved_under_the_name_of_a_table(name, tmp_path):
+    history = fit(BiSLS(ridge()), (ROWS, TARGET), (ROWS, TARGET), 2, False)
+    with pytest.raises(
+        ValueError, match=r"`History.save\(path=.*\)`: path names a table, and this writes JSON lines: end it in"
+    ):
+        history.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    for fine in ("h.jsonl", "h", "h.json", "h.csv.jsonl"):
+        history.save(tmp_path / fine)
+        assert len(bisls.History.load(tmp_path / fine)) == 2
 
 
 # --- as many batches as a method asks for

@@ -241,7 +241,7 @@ def test_bisps_is_the_papers_formula_with_one_and_two_samples():
         for k in range(4):
             twin, x2, y2, _ = toy(noise=1.0)
             x2.data, y2.data = problem.x.read(), problem.y.read()
-            record = solver.step(one, one, step_batch=two)
+            record = solver.step(one, one, step_batch=two if samples == 2 else None)
             for _ in range(10):
                 loss = twin.lower_loss(one)
                 grad = torch.autograd.grad(loss, [y2])[0]
