@@ -122,7 +122,7 @@ def test_batches_of_an_iterator_are_left_as_they_are():
 # --- which batches
 
 
-@pytest.mark.parametrize("lower_iters", [None, 4])
+@pytest.mark.parametrize("lower_iters", [None, 4, 1])
 def test_each_factor_of_a_stochastic_neumann_product_sees_a_fresh_batch(lower_iters):
     seen, used = [], []
     x, y = torch.tensor([0.5], requires_grad=True), torch.tensor([1.0, 2.0], requires_grad=True)
@@ -150,9 +150,10 @@ def test_each_factor_of_a_stochastic_neumann_product_sees_a_fresh_batch(lower_it
     for k in range(6):
         del asked[:]
         fit(solver, None, batches, 1, False)
-        assert len(seen) == (k + 1) * T  # T batches an iteration, whoever uses them
+        assert len(seen) == (k + 1) * (T + 4)  # T batches an iteration and one for each factor, whoever uses them
         factors = list(dict.fromkeys(asked))
-        newest = (k + 1) * T - 1
+        newest = (k + 1) * (T + 4) - 1
+        assert len(factors) <= 4  # none of those that y was trained on
         assert factors == list(range(newest, newest - len(factors), -1))  # the newest first, each once
         several += len(factors) > 1
     assert several >= 3  # M is 0 in one of four
@@ -332,8 +333,193 @@ def test_a_download_shows_bytes_on_the_console_it_is_given():
     assert "1.5/2.0 kB" in out.getvalue()
 
 
+def test_a_sweep_shows_runs_and_figures_on_the_console_it_is_given(tmp_path, monkeypatch):
+    """The same bar as all others; where nobody would see it move, a line now and then."""
+    rich = pytest.importorskip("rich.console")
+    import io
+
+    from bisls import console as commands
+    from bisls.progress import Sweep
+
+    class Run:
+        work, error = 3.0, ""
+
+    for terminal in (True, False):
+        out = io.StringIO()
+        console = rich.Console(file=out, force_terminal=terminal, width=100, color_system=None)
+        shown = commands.Display(console, 2, tmp_path)
+        assert isinstance(shown.progress, Sweep)
+        shown.progress.every = 0.0
+        with shown.progress:
+            shown.wanted([Run(), Run()], 1)
+            shown.done(Run(), Run())
+            shown.figure(bisls.outcome.Outcome("one", "", "", "", "smoke", {}, (), ()))
+        text = out.getvalue()
+        assert "2 runs are to be made, 1 are there from earlier commands" in text
+        assert "1/2" in text
+        assert "1/2 figures, about 0 s left" in text
+    assert "1/2 runs  0/2 figures, about 0 s left" in text
+
+
+def test_there_is_one_progress_bar():
+    """Everything that takes long in the package shows it by `bisls.progress`."""
+    import re
+    from pathlib import Path
+
+    for path in Path(bisls.__file__).parent.rglob("*.py"):
+        assert path.name == "progress.py" or not re.search(
+            r"rich\.progress|rich import .*progress|tqdm", path.read_text()
+        ), path
+
+
 def test_without_rich_there_is_no_bar(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     with Progress(True, 2) as bar:
         bar.advance("on")
     assert bar.done == 1
+
+
+def test_floating_numbers_of_arrays_become_those_of_the_parameters_and_tensors_stay():
+    """NumPy's numbers are float64, torch's parameters float32; whole numbers and a user's own tensors are left alone."""
+    seen = []
+
+    def found_in(dtype, data) -> list:
+        problem = ridge(dtype)
+        for name in ("upper_loss", "lower_loss"):
+            loss = getattr(problem, name)
+            setattr(problem, name, lambda batch, loss=loss: seen.append([t.dtype for t in batch]) or loss(batch[:2]))
+        seen.clear()
+        fit(BiSLS(problem), data, data, 2, False)
+        assert all(own == seen[0] for own in seen)
+        return seen[0]
+
+    rows = np.arange(4)
+    single, double = torch.float32, torch.float64
+    assert found_in(single, (ROWS, TARGET, rows)) == [single, single, torch.int64]
+    assert found_in(double, (ROWS.astype(np.float32), TARGET, rows > 1)) == [double, double, torch.bool]
+    mine = torch.as_tensor(ROWS)
+    with pytest.raises(RuntimeError, match="dtype"):
+        found_in(single, (mine, TARGET))
+    assert feed(ROWS, "upper_data", dtype=single).take().dtype == single
+    assert feed(mine, "upper_data", dtype=single).take() is mine
+
+
+@pytest.mark.parametrize("tape", [False, True])
+def test_a_loss_that_fails_on_an_array_is_answered_with_what_to_pass(tape):
+    layer, x = torch.nn.Linear(2, 1), torch.zeros(2, requires_grad=True)
+
+    def loss(batch):
+        return (layer(batch[0])[:, 0] - torch.as_tensor(batch[1])).square().mean()
+
+    problem = bisls.Bilevel(
+        loss, lambda b: loss(b) + (x.exp() * layer.weight[0] ** 2).sum(), [x], layer.parameters(), tape=tape
+    )
+    before = end(problem)
+    with pytest.raises(
+        ValueError,
+        match=r"`BiSLS.step\(...\)`: a loss failed on a batch with a ndarray in it .*torch.as_tensor\(..., dtype=",
+    ):
+        BiSLS(problem).step((ROWS, TARGET), (ROWS, TARGET))
+    assert end(problem) == before
+
+    def broken(batch):
+        raise RuntimeError("my own")
+
+    problem.lower_loss = broken
+    with pytest.raises(RuntimeError, match="my own"):
+        BiSLS(problem).step((torch.as_tensor(ROWS).float(), 0), (torch.as_tensor(ROWS).float(), 0))
+
+
+@pytest.mark.parametrize("name", ["h.csv", "h.TSV", "h.xlsx", "h.parquet"])
+def test_a_history_is_not_saved_under_the_name_of_a_table(name, tmp_path):
+    history = fit(BiSLS(ridge()), (ROWS, TARGET), (ROWS, TARGET), 2, False)
+    with pytest.raises(
+        ValueError, match=r"`History.save\(path=.*\)`: path names a table, and this writes JSON lines: end it in"
+    ):
+        history.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    for fine in ("h.jsonl", "h", "h.json", "h.csv.jsonl"):
+        history.save(tmp_path / fine)
+        assert len(bisls.History.load(tmp_path / fine)) == 2
+
+
+# --- as many batches as a method asks for
+
+
+class Numbered:
+    """Batches 0, 1, 2, ... with a place that can be saved."""
+
+    def __init__(self):
+        self.n = -1
+
+    def __call__(self):
+        self.n += 1
+        return torch.full((2,), 0.01 * self.n, dtype=torch.float64)
+
+    def state_dict(self):
+        return {"n": self.n}
+
+    def load_state_dict(self, state):
+        self.n = state["n"]
+
+
+def shifted():
+    x = torch.tensor([0.5, 1.0], dtype=torch.float64, requires_grad=True)
+    y = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    return bisls.Bilevel(
+        lambda b: (y - 3.0).square().sum(), lambda b: 0.5 * (y - x - b).square().sum(), [x], [y], tape=False
+    )
+
+
+def test_a_run_that_draws_more_batches_is_resumed_bit_for_bit(tmp_path):
+    def run(*steps: int):
+        for total in steps:
+            torch.manual_seed(7)
+            problem = shifted()
+            solver = BiSLS(problem, hypergrad=bisls.StochasticNeumann(1200, smoothness=2.0), lower_iters=1)
+            path = tmp_path / f"{len(steps)}.pt"
+            rows = torch.utils.data.DataLoader(
+                torch.arange(7.0).double().reshape(7, 1) / 10, batch_size=2, shuffle=True
+            )
+            history = fit(solver, rows, rows, total, False, checkpoint=path, resume=True)
+        return end(problem), [repr(record) for record in history]
+
+    assert run(3, 6) == run(6)
+
+
+def test_batches_that_are_too_few_are_used_again():
+    problem, seen = shifted(), []
+    loss = problem.lower_loss
+    problem.lower_loss = lambda b: seen.append(b[0].item()) or loss(b)
+    solver = BiSLS(problem, hypergrad=bisls.StochasticNeumann(30, smoothness=2.0), polish=None)
+    own = [torch.full((2,), float(i), dtype=torch.float64) for i in range(4)]
+    torch.manual_seed(0)
+    assert solver.step(None, own[:2]).status is not bisls.Status.NON_FINITE
+    assert set(seen) == {0.0, 1.0}
+    seen.clear()
+    assert solver.step(None, own[:2], extra_batches=own[2:]).lower_steps == 2
+    assert set(seen) == {0.0, 1.0, 2.0, 3.0}
+    with pytest.raises(
+        ValueError, match=r"extra_batches must be lower batches in a list, for a hypergradient that looks"
+    ):
+        bisls.Alternating(shifted()).step(None, own[:2], extra_batches=own[2:])
+    with pytest.raises(ValueError, match=r"extra_batches must be lower batches in a list"):
+        solver.step(None, own[:2], extra_batches=own[0])
+
+
+@pytest.mark.parametrize("make", [bisls.BiSPS, bisls.Alternating], ids=["BiSPS", "Alternating"])
+def test_a_judge_that_nobody_would_look_at_is_refused(make):
+    drawn = Numbered()
+    with pytest.raises(
+        ValueError, match=r"`fit\(step_data=.*\)`: step_data must be None here: .* has no use for a batch"
+    ):
+        fit(make(shifted()), Numbered(), Numbered(), 3, False, step_data=drawn)
+    assert drawn.n == -1
+    batch = torch.zeros(2, dtype=torch.float64)
+    with pytest.raises(
+        ValueError, match=r".step\(step_batch=.*\)`: step_batch must be None here: Frozen\(\) looks at one"
+    ):
+        make(shifted()).step(batch, batch, step_batch=batch + 1)
+    fit(make(shifted()), batch, batch, 2, False)  # one batch for every step judges nobody
+    fit(bisls.BiSPS(shifted(), samples=2), Numbered(), Numbered(), 2, False, step_data=drawn)
+    assert drawn.n == 1

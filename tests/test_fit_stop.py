@@ -404,3 +404,50 @@ def test_a_point_that_was_not_kept_is_not_promised(tmp_path):
 
     with pytest.raises(ValueError, match=r"Own does not tell the point that its record belongs to"):
         fit(Own(), steps=1, progress=False, callbacks=[EarlyStopping(restore=True)])
+
+
+def towards_the_mean():
+    x, y = torch.tensor([0.5], requires_grad=True), torch.tensor([2.0, -1.0], requires_grad=True)
+    return bisls.Bilevel(
+        lambda b: ((y - b.mean()) ** 2).sum(), lambda b: ((y - x) ** 2).sum() + 0.01 * b.sum(), [x], [y]
+    )
+
+
+def test_a_loader_of_one_batch_is_one_batch():
+    """A validation set that fits into one batch is no noise, at either level; shuffled rows, or rows that change, are."""
+    data = torch.arange(6.0).reshape(6, 1)
+
+    class Changing(torch.utils.data.Dataset):
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, i):
+            return data[i] + 0.01 * torch.rand(1)
+
+    def run(upper, lower):
+        history = fit(BiSLS(towards_the_mean()), upper, lower, 100, False)
+        return len(history), history.stopped
+
+    def loader(rows=data, **settings):
+        return torch.utils.data.DataLoader(rows, batch_size=6, **settings)
+
+    whole = run(data, data)
+    assert whole[0] < 50
+    for pair in ((loader(), loader()), (data, loader()), (loader(), data)):
+        assert run(*pair) == whole
+    torch.manual_seed(0)
+    for noise in (loader(shuffle=True), loader(Changing()), torch.utils.data.DataLoader(data, batch_size=3)):
+        assert run(noise, loader()) == (100, "")
+        assert run(loader(), noise) == (100, "")
+
+
+def test_a_run_on_a_loader_of_one_batch_is_resumed_and_stops_where_it_would(tmp_path):
+    def run(*steps):
+        for total in steps:
+            problem = towards_the_mean()
+            rows = torch.utils.data.DataLoader(torch.arange(6.0), batch_size=6)
+            history = fit(BiSLS(problem), rows, rows, total, False, checkpoint=tmp_path / f"{len(steps)}", resume=True)
+        return [repr(record) for record in history], history.stopped, problem.x.read().tolist()
+
+    assert run(4, 12, 100) == run(100)
+    assert run(100)[1]

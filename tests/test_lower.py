@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch.nn import functional
 import bisls
 from bisls.batches import Minibatches
 from bisls.hypergrad.unrolled import through
-from bisls.lower import Loop, LowerPart, Newton, UserOptimizer
+from bisls.lower import Loop, Lowered, LowerPart, Newton, UserOptimizer
 from bisls.status import Status
 
 EXACT = bisls.Implicit(bisls.CG(iters=200, tol=1e-12))
@@ -373,7 +373,18 @@ def test_a_lower_optimiser_stays_inside_the_bounds():
             lambda x, y, z: {"lower_optimizer": torch.optim.SGD([y, z], lr=0.1), "lower_direction": bisls.Adam()},
             r"lower_direction says how",
         ),
-        (lambda x, y, z: {"lower_optimizer": bisls.Adam()}, r"must be a torch.optim.Optimizer .*, got Adam"),
+        (
+            lambda x, y, z: {"lower_optimizer": bisls.Adam()},
+            r"must be a torch.optim.Optimizer .*, got Adam; a way of your own to train y has a method descend\(...\)",
+        ),
+        (
+            lambda x, y, z: {"lower_optimizer": torch.optim.SGD([y, z], lr=0.1), "polish": bisls.CG()},
+            r"`BiSLS\(polish=CG\(.*\)\)`: polish says how lower steps are taken, and lower_optimizer takes them",
+        ),
+        (
+            lambda x, y, z: {"lower_optimizer": torch.optim.SGD([y, z], lr=0.1), "beta": 0.5},
+            r"`BiSLS\(beta=0.5, lower_optimizer=SGD.*\)`: beta is a setting of the rule that lower_optimizer replaces",
+        ),
     ],
 )
 def test_an_optimiser_that_does_not_fit_is_refused(make, message):
@@ -404,6 +415,90 @@ def test_the_state_of_another_optimiser_is_refused():
             twin.load_state_dict(solver.state_dict())
 
 
+def test_an_optimiser_is_known_by_what_it_was_made_with():
+    problem, _, ys = toy()
+
+    def known(optimizer) -> str:
+        return repr(UserOptimizer(optimizer, problem.y))
+
+    assert known(torch.optim.AdamW(list(ys))) == "AdamW()"
+    assert known(torch.optim.AdamW(list(ys), lr=0.3)) == "AdamW()"  # a rate is what one would change
+    assert known(torch.optim.SGD(list(ys), lr=0.1, momentum=0.9)) == "SGD(momentum=0.9)"
+    groups = [{"params": ys[:1], "weight_decay": 0.1}, {"params": ys[1:], "lr": 0.005}]
+    assert known(torch.optim.AdamW(groups, lr=0.02)) == "AdamW(group 0: weight_decay=0.1)"
+    assert known(torch.optim.AdamW(list(ys), betas=(0.5, 0.9), eps=1e-6)) == "AdamW(betas=(0.5, 0.9), eps=1e-06)"
+
+
+SCHEDULES = {
+    "OneCycleLR, AdamW": lambda ys: (
+        (o := torch.optim.AdamW(ys, lr=0.01)),
+        torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.01, total_steps=50),
+    ),
+    "OneCycleLR, SGD": lambda ys: (
+        (o := torch.optim.SGD(ys, lr=0.01, momentum=0.9)),
+        torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.01, total_steps=50),
+    ),
+    "CosineAnnealingLR": lambda ys: (
+        (o := torch.optim.Adam(ys, lr=0.01)),
+        torch.optim.lr_scheduler.CosineAnnealingLR(o, 50),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_run_whose_schedule_changes_the_optimiser_is_resumed(name, tmp_path):
+    """The place in a schedule is no part of the method: neither rates nor betas nor momentum, at any time."""
+
+    class Stepped(bisls.Callback):
+        def __init__(self, scheduler):
+            self.scheduler = scheduler
+
+        def step(self, record, state):
+            self.scheduler.step()
+
+        def state_dict(self):
+            return self.scheduler.state_dict()
+
+        def load_state_dict(self, state):
+            self.scheduler.load_state_dict(state)
+
+    def run(steps: int, path) -> list:
+        problem, *_ = toy()
+        optimizer, scheduler = SCHEDULES[name](problem.y.tensors)
+        solver = bisls.Alternating(problem, lower_optimizer=optimizer, lower_iters=2)
+        row = batches(0)
+        bisls.fit(solver, row[0], row[1], steps, False, [Stepped(scheduler)], checkpoint=path, resume=True, tol=None)
+        return [problem.x.read().tolist(), problem.y.read().tolist()]
+
+    for steps in (2, 5, 9):
+        last = run(steps, tmp_path / "run.pt")
+    assert last == run(9, tmp_path / "whole.pt")
+
+
+class Alone:
+    """Trains y, and inherits from nothing."""
+
+    def __init__(self, step: float):
+        self.step = step
+
+    def descend(self, oracle, batches, y, k, state, *, trace=False, replay=None):
+        return Loop(bisls.Constant(self.step)).descend(oracle, batches, y, k, state, trace=trace, replay=replay)
+
+
+def test_a_lower_part_that_inherits_from_nothing_is_adopted():
+    runs = []
+    for own in (Alone(0.02), Loop(bisls.Constant(0.02))):
+        problem, *_ = toy()
+        solver = bisls.BiSLS(problem, lower_optimizer=own)
+        first, *rest = batches(0)
+        runs.append([repr(solver.step(first, rest)), problem.y.read().tolist()])
+    assert runs[0] == runs[1]
+    solver = bisls.BiSLS(toy()[0], lower_optimizer=Alone(0.02))
+    state = solver.state_dict()
+    with pytest.raises(ValueError, match=r"of another method, .*Alone\(step=0.02\).*Alone\(step=0.03\)"):
+        bisls.BiSLS(toy()[0], lower_optimizer=Alone(0.03)).load_state_dict(state)
+
+
 class Around(LowerPart):
     """A wrapper as a user would write it: hands everything on."""
 
@@ -421,6 +516,9 @@ class Around(LowerPart):
 
     def careful(self, *args):
         return self.inner.careful(*args)
+
+    def saved(self, *args):
+        return self.inner.saved(*args)
 
     def checked(self, *args):
         return self.inner.checked(*args)
@@ -472,3 +570,119 @@ def test_a_lower_part_does_what_it_says(name, wrapped):
     assert torch.equal(*twice)
     assert again is not None
     assert torch.isfinite(again).all()
+
+
+class Forgetful(Around):
+    """A part that says nothing but where y is, as one in a few lines would."""
+
+    def descend(self, *args, **kwargs):
+        own = self.inner.descend(*args, **kwargs)
+        return Lowered(own.y, own.step, own.steps, own.checks, own.status, own.state, own.accepted)
+
+
+RISING = {
+    "loop": lambda p: Loop(bisls.Constant(1.5)),
+    "optimiser": lambda p: UserOptimizer(torch.optim.SGD(p.y.tensors, lr=1.5), p.y),
+    "by itself": lambda p: Uphill(),
+}
+LOOKING = {
+    "Implicit": EXACT,
+    "over batches": bisls.Implicit(bisls.CG(), spread=0.5),
+    "StochasticNeumann": bisls.StochasticNeumann(4),
+    "Unrolled": bisls.Unrolled(5, step=0.01),
+}
+
+
+class Uphill(LowerPart):
+    """Goes the wrong way."""
+
+    def descend(self, oracle, batches, y, k, state, *, trace=False, replay=None):
+        for batch in batches:
+            y = y + 0.1 * oracle.lower(batch, y, replay).grad
+        oracle.problem.y.write_(y)
+        return Lowered(y, 0.1, len(batches), 0, Status.OK, {}, 0.1)
+
+
+@pytest.mark.parametrize("noisy", [False, True], ids=["one batch", "batches"])
+@pytest.mark.parametrize("around", [lambda part: part, Around, Forgetful], ids=["itself", "wrapped", "forgetful"])
+@pytest.mark.parametrize("looking", LOOKING)
+@pytest.mark.parametrize("name", RISING)
+def test_a_lower_part_that_raises_the_loss_is_noticed_whoever_it_is(name, looking, around, noisy):
+    problem, *_ = toy(tape=False)
+    solver = bisls.Alternating(
+        problem,
+        lower_optimizer=around(RISING[name](problem)),
+        hypergrad=LOOKING[looking],
+        upper_step=bisls.Constant(1e-6),
+        lower_iters=2,
+    )
+    calls = []
+    loss = problem.lower_loss
+    problem.lower_loss = lambda batch: calls.append(1) or loss(batch)
+    first, *rest = batches(0, 3)
+    before = problem.lower_loss(rest[-1]).item()
+    calls.clear()
+    record = solver.step(first, rest if noisy else rest[-1])
+    assert record.lower_status is Status.LOWER_ROSE
+    assert record.status.failed
+    assert record.lower_value > 2 * before
+    cost = record.cost
+    assert len(calls) - 1 <= cost.lower_values + cost.lower_gradients + cost.lower_graphs  # 1: how exact the loss is
+
+
+@pytest.mark.parametrize("noisy", [False, True], ids=["one batch", "batches"])
+@pytest.mark.parametrize("around", [Around, Forgetful], ids=["wrapped", "forgetful"])
+@pytest.mark.parametrize("looking", LOOKING)
+@pytest.mark.parametrize("name", LOWER)
+def test_a_lower_part_that_lowers_the_loss_is_not_blamed(name, looking, around, noisy):
+    problem, *_ = toy()
+    solver = bisls.Alternating(
+        problem,
+        lower_optimizer=around(LOWER[name](problem)),
+        hypergrad=LOOKING[looking],
+        upper_step=bisls.Constant(1e-3),
+    )
+    for k in range(30):
+        first, *rest = batches(k if noisy else 0)
+        assert solver.step(first, rest if noisy else rest[-1]).lower_status is not Status.LOWER_ROSE, k
+
+
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_a_lower_loss_that_draws_is_compared_on_the_same_draw(forgetful):
+    """Dropout makes a loss rise and fall by itself, also where nobody has a graph that would know."""
+    torch.manual_seed(0)
+    head, scale = nn.Linear(6, 2).double(), torch.ones(6, dtype=torch.float64, requires_grad=True)
+    rows, labels = torch.randn(8, 6, dtype=torch.float64), torch.arange(8) % 2
+
+    def lower(_: object) -> Tensor:
+        mask = (torch.rand(8, 6) > 0.5).double()
+        return functional.cross_entropy(head(rows * scale * mask), labels) + 0.1 * head.weight.square().sum()
+
+    problem = bisls.Bilevel(lambda _: functional.cross_entropy(head(rows), labels), lower, [scale], head.parameters())
+    own = Loop(bisls.Constant(0.05))
+    solver = bisls.Alternating(
+        problem, lower_optimizer=Forgetful(own) if forgetful else own, hypergrad=bisls.Unrolled(3, step=0.05)
+    )
+    records = [solver.step(None, None) for _ in range(40)]
+    assert not any(record.lower_status.failed for record in records)
+    values = [record.lower_value for record in records]
+    assert any(later > earlier for earlier, later in pairwise(values))
+
+
+@pytest.mark.parametrize("looking", LOOKING)
+def test_an_x_that_does_not_reach_y_is_noticed_by_every_hypergradient(looking):
+    x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    apart = bisls.Bilevel(
+        lambda _: (y - 3.0).square().sum(), lambda _: 0.5 * (y - 1.0).square().sum() + 0.0 * x.sum(), [x], [y]
+    )
+    record = bisls.BiSLS(apart, hypergrad=LOOKING[looking], polish=None).step(None, None)
+    assert record.hypergrad_norm == 0.0
+    assert record.upper_status is Status.NO_INFLUENCE
+    # where x reaches y, a zero at a solution is none
+    joined = bisls.Bilevel(lambda _: (y - 3.0).square().sum(), lambda _: 0.5 * (y - x).square().sum(), [x], [y])
+    with torch.no_grad():
+        x.fill_(3.0), y.fill_(3.0)
+    record = bisls.BiSLS(joined, hypergrad=LOOKING[looking]).step(None, None)
+    assert record.hypergrad_norm == 0.0
+    assert not record.status.failed

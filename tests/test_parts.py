@@ -281,6 +281,73 @@ def test_parts_that_do_not_fit_are_refused_when_they_are_put_together(settings, 
         bisls.BiSLS(problem(), **settings)
 
 
+HALF = bisls.Constant(0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "names"),
+    [
+        (bisls.BiSLS, {"alpha": 1.0, "upper_step": HALF}, ("alpha", "upper_step")),
+        (bisls.BiSLS, {"beta": 1.0, "lower_step": HALF}, ("beta", "lower_step")),
+        (bisls.BiSLS.paper, {"alpha": 10.0, "upper_step": HALF}, ("alpha", "upper_step")),
+        (bisls.BiSLS.paper, {"beta": 100.0, "lower_step": HALF}, ("beta", "lower_step")),
+        (bisls.BiSLS.paper, {"lower_restart": bisls.Keep(), "lower_step": HALF}, ("lower_restart", "lower_step")),
+        (bisls.BiSPS, {"beta": 1.0, "lower_step": HALF}, ("beta", "lower_step")),
+        (bisls.BiSPS, {"lower_min": 0.0, "lower_step": HALF}, ("lower_min", "lower_step")),
+    ],
+)
+def test_a_setting_that_nobody_would_look_at_is_refused(make, settings, names):
+    one, other = names
+    with pytest.raises(
+        ValueError, match=rf"{one}=.*, {other}=Constant\(step=0.5\)\)`: {one} is a setting of the rule that"
+    ):
+        make(problem(), **settings)
+    for name in names:
+        make(problem(), **{name: settings[name]})
+
+
+class Held:
+    """A rule as somebody writes one in a few lines: no dataclass, no repr."""
+
+    def __init__(self, size: float, rest=None):
+        self.size, self.rest_of_it = size, rest
+
+    def choose(self, line, memory):
+        return bisls.Step(self.size, memory.later(self.size))
+
+
+class Slotted(Held):
+    __slots__ = ("_own",)
+
+    def __init__(self, size: float):
+        super().__init__(0.1)
+        self._own = size
+
+
+@pytest.mark.parametrize(
+    "kind", [Held, Slotted, lambda size: bisls.Envelope(Held(size)), lambda size: Held(0.1, Held(size))]
+)
+def test_a_part_that_is_no_dataclass_tells_itself_by_what_it_holds(kind):
+    made = bisls.Alternating(problem(), upper_step=kind(0.1))
+    state = made.state_dict()
+    bisls.Alternating(problem(), upper_step=kind(0.1)).load_state_dict(state)
+    with pytest.raises(ValueError, match="the state is of another method"):
+        bisls.Alternating(problem(), upper_step=kind(0.9)).load_state_dict(state)
+
+
+def test_a_part_that_holds_itself_or_counts_still_tells_itself():
+    def circle(size: float) -> Held:
+        own = Held(size)
+        own.rest_of_it = own
+        return own
+
+    assert identity(circle(0.1)) == identity(circle(0.1)) != identity(circle(0.2))
+    counting = Held(0.1)
+    made = bisls.Alternating(problem(), upper_step=counting)
+    counting.calls = 7  # what a part keeps while it runs is no setting
+    bisls.Alternating(problem(), upper_step=Held(0.1)).load_state_dict(made.state_dict())
+
+
 @pytest.mark.parametrize(
     "rule", [bisls.Armijo(), bisls.Envelope(bisls.Armijo(), ceiling=1.0)], ids=["plain", "wrapped"]
 )

@@ -240,7 +240,7 @@ def test_bisps_is_the_papers_formula_with_one_and_two_samples():
         for k in range(4):
             twin, x2, y2, _ = toy(noise=1.0)
             x2.data, y2.data = problem.x.read(), problem.y.read()
-            record = solver.step(one, one, step_batch=two)
+            record = solver.step(one, one, step_batch=two if samples == 2 else None)
             for _ in range(10):
                 loss = twin.lower_loss(one)
                 grad = torch.autograd.grad(loss, [y2])[0]
@@ -614,3 +614,49 @@ def test_a_loss_made_of_coarse_numbers_is_not_believed_to_the_last_digit():
         record = solver.step(100 + batches[11 * k], batches[11 * k + 1 : 11 * k + 11])
     assert record.alpha > 1e-3
     assert record.upper_value < 0.6
+
+
+def test_a_state_without_what_came_later_loads_with_its_default():
+    """A version that adds a field to the state goes on from states of those before it."""
+    problem, *_ = toy()
+    solver = bisls.BiSLS(problem)
+    solver.step(None, None)
+    state = solver.state_dict()
+    older = {name: own for name, own in state.items() if name != "trend"}
+    again = bisls.BiSLS(toy()[0])
+    fresh = again.state_dict()["trend"]
+    again.load_state_dict(older)
+    assert again.k == 1
+    assert again.state_dict()["trend"] == fresh != state["trend"]
+    for needed in ("method", "k", "upper", "lower", "hypergrad", "good"):
+        with pytest.raises(ValueError, match=rf"not the state of a solver, it lacks \['{needed}'\]"):
+            again.load_state_dict({name: own for name, own in state.items() if name != needed})
+
+
+def test_a_batch_that_was_written_into_again_does_not_judge_and_the_log_says_so(caplog):
+    """A loader that refills one buffer has overwritten the batch of the last step."""
+    rows = [torch.randn(4, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(8)]
+
+    def run(hand_over) -> list:
+        made = bisls.BiSLS(toy(noise=0.3)[0], search_every=1)
+        return [made.step(hand_over(row), row.clone()) for row in rows]
+
+    judged = run(lambda row: row)
+    assert not caplog.records
+    buffer = torch.empty_like(rows[0])
+    refilled = run(buffer.copy_)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "`BiSLS.step(upper_batch=...)`: the previous upper batch was changed in place" in said
+    assert "clone()" in said
+    assert repr(run(lambda row: buffer.copy_(row).clone())) == repr(judged)
+    assert repr(refilled) != repr(judged)
+    # the same batch at every step is no other batch, and nobody has to be told
+    caplog.clear()
+    made = bisls.BiSLS(toy(noise=0.3)[0])
+    for _ in range(3):
+        made.step(rows[0], rows[0])
+    assert not caplog.records
+    # what was overwritten is not saved as the judge either
+    made.step(buffer, rows[0])
+    buffer.add_(1.0)
+    assert made.state_dict()["last_batch"] is None

@@ -434,3 +434,22 @@ def test_bad_arguments_are_named(make, message):
 
 settings.register_profile("bisls", max_examples=150, deadline=None, derandomize=True)
 settings.load_profile("bisls")
+
+
+@pytest.mark.parametrize(
+    "rule", [bisls.Constant(0.5), bisls.Decay(0.5), bisls.Curvature(start=0.5, trials=1, every=50)], ids=repr
+)
+@pytest.mark.parametrize("ceiling", [0.1, bisls.Decay(0.1), 2.0], ids=repr)
+@pytest.mark.parametrize("twice", [False, True])
+def test_an_envelope_remembers_the_same_whether_it_sees_a_value_or_not(rule, ceiling, twice):
+    """A lower loop asks without a value where it can: what a run remembers must not depend on that."""
+    bounded = (
+        bisls.Envelope(bisls.Envelope(rule, ceiling=ceiling), floor=1e-9)
+        if twice
+        else bisls.Envelope(rule, ceiling=ceiling)
+    )
+    line = Line(value=3.0, slope=-2.0, at=lambda t: 3.0 - 2.0 * t + t * t, clock=3)
+    memory = Memory(k=3, step=0.4)
+    seen, unseen = bounded.choose(line, memory), bounded.blind(line.slope, 3, memory)
+    assert unseen is not None
+    assert (unseen.size, unseen.memory) == (seen.size, seen.memory)

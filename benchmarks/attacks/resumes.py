@@ -384,7 +384,7 @@ class Run:
             for i, (name, own) in enumerate(
                 (("upper_data", case.upper_data), ("lower_data", case.lower_data), ("step_data", case.step_data))
             )
-            if own is not None
+            if own is not None and (name != "step_data" or self.solver.two_samples)
         }
         self.log = folder / "log.jsonl"
         self.callbacks: list[Any] = [bisls.JSONLines(self.log)]
@@ -401,7 +401,7 @@ class Run:
         source = Source(self.case.seed + i, self.case.container, self.case.sizes)
         if how == "end of data" and own in ENDING and i < 2:
             assert self.cut is not None
-            a_step = 1 if i == 0 else self.solver.lower_iters
+            a_step = 1 if i == 0 else self.solver.lower_iters + self.solver.extra_batches
             # the lower data may end in the middle of an iteration
             return ENDING[own](source, self.cut[0] * a_step + (self.case.seed % a_step))
         return DATA[own](source)

@@ -293,12 +293,18 @@ class Sample:
         lower: The lower batches, one for each lower step.
         judge: An upper batch that judges the step, independent of ``upper``; None where there is none.
         judged: Whether there is a judge; with several processes, on any of them.
+        more: The lower batches with those that no lower step sees, which come first; None where there are none.
     """
 
     upper: Any
     lower: Minibatches
     judge: Any = None
     judged: bool = False
+    more: Minibatches | None = None
+
+    def estimating(self, several: bool) -> Any:
+        """What a hypergradient is given of the lower data: the newest batch, or several to draw from."""
+        return (self.more or self.lower) if several else self.lower.newest
 
     @property
     def judging(self) -> Any:

@@ -247,7 +247,8 @@ class Checkpoint:
         solver, part = run.solver, content["ranks"][rank()]
         problem = solver.problem
         k = Whole().read(content["k"], "k")
-        places = {name: Place(own, k, solver.lower_iters) for name, own in run.feeds.items()}
+        taken = solver.lower_iters + getattr(solver, "extra_batches", 0)
+        places = {name: Place(own, k, taken) for name, own in run.feeds.items()}
         watchers = {name: own.keeps(problem) for name, own in _with_state(run.callbacks) if isinstance(own, Callback)}
         return {
             "start": Whole(0, k),

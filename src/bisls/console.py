@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +13,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
 from bisls import tasks
 from bisls._files import write_whole
@@ -25,6 +22,7 @@ from bisls.experiments import NAMES, Figure, Plan, Store, figure, reproduce
 from bisls.experiments.base import Config, RunRecord
 from bisls.methods import Alternating, BiSLS, BiSPS
 from bisls.outcome import Judgement, Outcome
+from bisls.progress import Sweep
 from bisls.report import read_outcomes, write_report
 from bisls.sensitivity import SensitivityReport, sensitivity
 from bisls.solver import Solver
@@ -41,14 +39,6 @@ class UsageError(ValueError):
     """The command was called in a way that can't be meant."""
 
 
-class _TimeLeft(ProgressColumn):
-    """The time left, by the work that is done: runs differ a hundredfold in length."""
-
-    def render(self, task: Task) -> Text:
-        left = task.fields.get("left")
-        return Text("" if left is None else f"about {_duration(left)} left", style="progress.remaining")
-
-
 class Display:
     """Shows a sweep: a bar in a terminal, a line a minute in a log. Writes each figure's outcome as soon as it is there.
 
@@ -60,65 +50,40 @@ class Display:
 
     def __init__(self, console: Console, figures: int, out: Path):
         self.console, self.out = console, out
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft(),
-            console=console,
-        )  # fmt: skip
-        self.figures = self.progress.add_task("figures", total=figures)
-        self.runs = self.progress.add_task("runs", total=0, left=None)
-        self.work_done, self.work_all = 0.0, 0.0
+        self.progress = Sweep(console, figures)
         self.found, self.finished, self.all, self.lost = 0, 0, 0, 0
         self.broken: list[str] = []
-        self.began = self.spoke = time.monotonic()
 
     def wanted(self, runs: Sequence[Config], found: int) -> None:
         """More runs."""
         self.found += found
         self.all += len(runs)
-        self.work_all += sum(config.work for config in runs)
-        self.progress.update(self.runs, total=self.all)
+        self.progress.wanted(len(runs), sum(config.work for config in runs))
         if runs or found:
             earlier = f", {found} are there from earlier commands" if found else ""
-            self.progress.console.print(f"{len(runs)} runs are to be made{earlier}")
+            self.console.print(f"{len(runs)} runs are to be made{earlier}")
 
     def done(self, config: Config, record: RunRecord) -> None:
         """A run is finished."""
         self.finished += 1
         self.lost += bool(record.error)
-        self.work_done += config.work
-        now = time.monotonic()
-        left = (now - self.began) * (self.work_all - self.work_done) / self.work_done if self.work_done > 0 else None
-        self.progress.update(self.runs, advance=1, left=left)
-        if not self.console.is_terminal and now - self.spoke > 60:
-            self.spoke = now
-            self.console.print(f"{self.finished} of {self.all} runs done, about {_duration(left or 0.0)} left")
+        self.progress.ran(config.work)
 
     def failed(self, config: Config, reason: str) -> None:
         """A run could not be made: say which, and why."""
-        self.progress.console.print(f"[red]a run could not be made:[/] {escape(str(config))}: {escape(reason)}")
+        self.console.print(f"[red]a run could not be made:[/] {escape(str(config))}: {escape(reason)}")
 
     def figure(self, outcome: Outcome) -> None:
         """A figure is finished: keep it, and say what it came to."""
         write_whole(self.out / "outcomes" / f"{outcome.name}.json", outcome.to_json())
-        self.progress.advance(self.figures)
+        self.progress.drew()
         said = ", ".join(MARKS[verdict.judgement] for verdict in outcome.verdicts)
-        self.progress.console.print(f"[bold]{escape(outcome.name)}[/]: {said}")
+        self.console.print(f"[bold]{escape(outcome.name)}[/]: {said}")
 
     def dropped(self, figure: Figure, reason: str) -> None:
         """A figure can't be finished."""
         self.broken.append(figure.name)
-        self.progress.console.print(f"[red]{escape(figure.name)} is left out:[/] {escape(reason)}")
-
-
-def _duration(seconds: float) -> str:
-    minutes = int(seconds // 60)
-    return (
-        f"{minutes // 60} h {minutes % 60} min"
-        if minutes >= 60
-        else f"{minutes} min"
-        if minutes
-        else f"{int(seconds)} s"
-    )
+        self.console.print(f"[red]{escape(figure.name)} is left out:[/] {escape(reason)}")
 
 
 def chosen_figures(names: Sequence[str]) -> list[Figure]:

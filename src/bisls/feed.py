@@ -277,15 +277,15 @@ _KINDS = {
 }
 
 
-def feed(data: Any, name: str, call: str = "fit") -> Feed:
+def feed(data: Any, name: str, call: str = "fit", dtype: torch.dtype | None = None) -> Feed:
     """The batches of what a user passes as data.
 
     Args:
         data: One of
 
             - a tensor, a tuple or dict of tensors, or None: one batch for every step. NumPy arrays, and the frames and series of
-              pandas and polars, become tensors once, as `torch.as_tensor` makes them: the precision stays (float64 is numpy's
-              default, float32 torch's), and the memory is shared where that is possible;
+              pandas and polars, become tensors once, as `torch.as_tensor` makes them; floating-point numbers of theirs as
+              ``dtype`` says (float64 is numpy's default, float32 torch's), tensors stay as they are;
             - a torch DataLoader, or anything else that can be iterated over again and again: its epochs one after another. The
               place is saved as the epoch and the batches taken in it, with the random state at the epoch's start; to resume,
               the epoch is begun again from that state and the taken batches are read and left out, so the order is the same
@@ -302,6 +302,7 @@ def feed(data: Any, name: str, call: str = "fit") -> Feed:
             one batch (a DataLoader makes lists) or a list of batches. Nor is a dataset taken, which has samples and no batches.
         name: The argument, for messages.
         call: The function, for messages.
+        dtype: What floating-point numbers of arrays become; None leaves them.
 
     Examples:
         >>> import torch
@@ -319,9 +320,9 @@ every step, or itertools.cycle(...) for batches one after another
     if data is None or isinstance(data, Tensor):
         return _Whole(data, where)
     if is_array(data):
-        return _Whole(as_tensor(data, where), where)
+        return _Whole(as_tensor(data, where, dtype), where)
     if isinstance(data, tuple | Mapping):
-        data = without_arrays(data, where)
+        data = without_arrays(data, where, dtype)
         wrong = _not_tensor(data)
         if wrong is not None or not data:
             kind = "tuple" if isinstance(data, tuple) else "dict"
@@ -376,16 +377,6 @@ def _empty(call: str) -> ValueError:
     return ValueError(
         f"{call}: an epoch gave no batch; the data are empty, or drop_last=True drops a batch_size larger than the data"
     )
-
-
-def check_two(one: Any, other: Any, call: str = "fit", names: tuple[str, str] = ("upper_data", "lower_data")) -> None:
-    """Refuse one loader for two purposes where it can be iterated over only once at a time."""
-    alone = getattr(one, "persistent_workers", False) or _stateful(one)
-    if one is other and alone and not hasattr(one, "__next__") and not callable(one):
-        raise ValueError(
-            f"`{call}({names[0]}={_short(one)}, {names[1]}={_short(other)})`: the two would share one loader, "
-            "and each new epoch of one would disturb the other; make a loader for each"
-        )
 
 
 def _stateful(data: Any) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 from bisls._check import FLAG, PATH, choice, number, optional, require_argument, settled, whole_number
 from bisls.agreement import agree, agree_on_parameters
 from bisls.checkpoint import Checkpoint, Run
-from bisls.feed import Exhausted, check_two, feed
+from bisls.draws import Draws, check_two, number_type, takes_judge
+from bisls.feed import feed
 from bisls.hooks import FitState, check_callbacks, in_order, is_late
 from bisls.interrupts import noted_signals
 from bisls.logs import check_apart
 from bisls.progress import Progress
-from bisls.randomness import random_state, set_random_state
 from bisls.ranks import hear, on_any_rank, together
 from bisls.record import History, Record
 from bisls.saving import Saving
@@ -71,13 +71,15 @@ def fit(
 ) -> History:
     """Run a solver: one outer iteration after another, on batches drawn from the data.
 
-    An iteration takes one upper batch and, where the lower data are batches, ``solver.lower_iters`` lower ones, whether the
-    lower loop uses all of them or not: the place in the data depends on the iteration alone.
+    An iteration takes one upper batch and, where the lower data are batches, ``solver.lower_iters`` lower ones, and as many more
+    as the hypergradient declares (`StochasticNeumann`: a fresh one for each factor), whether all of them are used or not: the
+    place in the data depends on the iteration alone.
 
     *Where nothing can be gained any more.* With one batch for every step at both levels the run stops where f, x and y have stood
     still for ten iterations in a row, up to rounding, or where f has not fallen in thirty iterations whose search could not see
     beyond the rounding of f, while x only goes to and fro; ``history.stopped`` and the log say so. Slow progress is progress, and
-    so is a step that still grows. With several batches, or random losses, a run never stops by itself.
+    so is a step that still grows. With several batches, or random losses, a run never stops by itself. A loader whose epoch is
+    one batch counts as one batch, as long as that holds the same numbers every time.
 
     *Interrupts.* Ctrl-C, or SIGTERM, lets the running iteration finish, writes the checkpoint and raises `Interrupted`, a
     `KeyboardInterrupt` that carries the history. A second Ctrl-C stops at once: the parameters go back to the last iteration
@@ -95,7 +97,8 @@ def fit(
         solver: `BiSLS`, `BiSPS`, `Alternating` or another composition.
         upper_data: Batches of the upper loss: a tensor, a tuple or dict of tensors or None (the same batch for every step); a
             DataLoader (its epochs one after another); an iterator (a run ends where it does); a callable that returns a batch.
-            NumPy arrays and data frames become tensors. `bisls.feed.feed` says more.
+            NumPy arrays and data frames become tensors, their floating-point numbers of the type of the lower parameters.
+            `bisls.feed.feed` says more.
         lower_data: The same for the lower loss.
         steps: Iterations of the run, at least 0. A resumed run goes on to the same total.
         progress: Show a progress bar on a terminal (with rich, from ``bisls[cli]``); elsewhere log a line now and then.
@@ -106,7 +109,7 @@ def fit(
         on_failure: What to do about records whose status is a failure: "warn" logs each kind with its advice once, and counts;
             "raise" writes the checkpoint and raises `FitError`; "ignore" leaves it to the reader of the history.
         step_data: Upper batches that judge the steps, independent of ``upper_data`` (two samples); given as those are. None: the
-            previous upper batch judges.
+            previous upper batch judges. Refused where the solver looks at one sample alone.
         tol: The relative change of f, x and y that counts as standing still, at least 0; 0 is rounding alone. None: the run never
             stops by itself, for losses that change from outside (a callback that turns a penalty up) or that hide all progress
             under a large constant.
@@ -159,11 +162,20 @@ def fit(
     if checkpoint is not None:
         check_apart(watchers, checkpoint.path)
     check_two(upper_data, lower_data)
-    feeds = {"upper": feed(upper_data, "upper_data"), "lower": feed(lower_data, "lower_data")}
+    dtype = number_type(solver.problem)
+    feeds = {
+        "upper": feed(upper_data, "upper_data", dtype=dtype),
+        "lower": feed(lower_data, "lower_data", dtype=dtype),
+    }
     if step_data is not None:
+        rule = (
+            f"must be None here: {type(solver).__name__} has no use for a batch that judges, its response looks at one sample; "
+            "Tangent() and BiSPS(samples=2) look at two"
+        )
+        require_argument("fit", "step_data", step_data, takes_judge(solver), rule)
         check_two(step_data, upper_data, names=("step_data", "upper_data"))
         check_two(step_data, lower_data, names=("step_data", "lower_data"))
-        feeds["step"] = feed(step_data, "step_data")
+        feeds["step"] = feed(step_data, "step_data", dtype=dtype)
     every = None if checkpoint is None else (checkpoint.every, checkpoint.seconds is not None)
     agree(
         "fit",
@@ -176,23 +188,29 @@ def fit(
     )
     cure = "; `fit(..., broadcast=True)` does so"
     agree_on_parameters("fit(...)", solver.problem.levels, equal=broadcast, cure=cure)
-    # on all ranks or on none: with several batches on one of them, all see their noise
-    noisy = on_any_rank(len(feeds) > 2 or not all(own.whole for own in feeds.values()))[0]
-    still = None if tol is None or noisy else Standstill(solver.problem, tol)
+    draws = Draws(solver, feeds)
+    still = None if tol is None or draws.noisy else Standstill(solver.problem, tol)
     run = Run(solver, feeds, History(), watchers, solver.k, still)
     resumed = checkpoint.begin(run, resume) if checkpoint else False
     if resumed:
         logger.info("resumed at k = %d", solver.k)
-    return _Fit(run, run.start + steps, progress, checkpoint, resume, on_failure).go()
+    return _Fit(run, draws, run.start + steps, progress, checkpoint, resume, on_failure).go()
 
 
 class _Fit:
     """A run under way."""
 
     def __init__(
-        self, run: Run, end: int, progress: bool, checkpoint: Checkpoint | None, resume: bool, on_failure: str
+        self,
+        run: Run,
+        draws: Draws,
+        end: int,
+        progress: bool,
+        checkpoint: Checkpoint | None,
+        resume: bool,
+        on_failure: str,
     ):
-        self.run = run
+        self.run, self.draws = run, draws
         self.on_failure = on_failure
         self.state = FitState(run.solver, run.history, end, resume)
         self.progress = progress
@@ -200,7 +218,6 @@ class _Fit:
         self.counts: Counter[tuple[str, Status]] = Counter()
         self.callbacks = in_order(run.callbacks)
         self.saving = Saving(checkpoint, run)
-        self.endless = not on_any_rank(not all(own.endless for own in run.feeds.values()))[0]
 
     def go(self) -> History:
         """All iterations, and what comes at the end whatever happens."""
@@ -252,11 +269,15 @@ class _Fit:
     def _iteration(self, bar: Progress, caught: list[str]) -> bool:
         """One iteration and all that follows it; False where the data have ended."""
         solver, history = self.run.solver, self.run.history
-        batches = self._draw()
-        if batches is None:
+        drawn = self.draws.take()
+        if isinstance(drawn, str):
+            history.stopped = drawn
+            logger.info("the run ends at k = %d: %s", solver.k, drawn)
             return False
+        if self.draws.noisy:
+            self.run.still = None
         try:
-            record = solver.step(*batches)
+            record = drawn.step(solver)
         except Exception as raised:
             saved, kept = self.saving, ""
             if saved.checkpoint and saved.k >= 0:
@@ -294,27 +315,6 @@ class _Fit:
         if ended and not self.state.reason:
             self.state.stop("another rank stopped")
         return True
-
-    def _draw(self) -> tuple[Any, Any, Any] | None:
-        """One upper batch, T lower ones and a judge; None, with the random state as before, where there are not so many."""
-        upper, lower, step = (self.run.feeds.get(name) for name in ("upper", "lower", "step"))
-        assert upper is not None
-        assert lower is not None
-        before = None if self.endless else random_state()
-        batches, end = None, None
-        try:
-            first = upper.take()
-            rest = lower.take() if lower.whole else [lower.take() for _ in range(self.run.solver.lower_iters)]
-            # with one batch for every step there is no other that could judge it
-            batches = (first, rest, step.take() if step else first if upper.whole else None)
-        except Exhausted as ended:
-            end = ended
-        if before is None or not on_any_rank(end is not None)[0]:
-            return batches
-        set_random_state(before)
-        self.run.history.stopped = str(end or "the data of another rank have ended")
-        logger.info("the run ends at k = %d: %s", self.run.solver.k, self.run.history.stopped)
-        return None
 
     def _text(self, record: Record) -> str:
         """An iteration on the progress bar."""

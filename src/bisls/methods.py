@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.optim import Optimizer
 
 from bisls._check import POSITIVE, settled, standing_for, whole_number
@@ -14,7 +16,7 @@ from bisls.hypergrad.implicit import Implicit
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
 from bisls.linear.direct import Direct
-from bisls.parts import part
+from bisls.parts import Default, instead, part
 from bisls.problem import Bilevel
 from bisls.response.base import Response
 from bisls.response.frozen import Frozen
@@ -29,6 +31,8 @@ from bisls.steps.curvature import Curvature
 from bisls.steps.decay import Decay
 from bisls.steps.envelope import Envelope
 from bisls.steps.polyak import Polyak
+
+POLISH = Direct(CG(tol=1e-2, iters=50, damp=True))
 
 
 class BiSLS(Solver):
@@ -58,7 +62,8 @@ class BiSLS(Solver):
         search_every: With noise, search in one iteration of so many.
         polish: Follows a lower loop that leaves y behind, where the lower data are one batch, by a Newton step.
         alpha: Where the first upper search begins; None finds it from the loss and its slope. The result hardly depends on it.
-        beta: The same below.
+            Not with ``upper_step``.
+        beta: The same below. Not with ``lower_step`` or ``lower_optimizer``.
         patience: How many iterations in a row may fail before `SolverError`.
         lower_direction: Turns lower gradients into directions, such as `Adam()`; the gradient itself by default.
         lower_optimizer: A torch optimiser of yours over the lower parameters, called as it is; then there is no ``lower_step``.
@@ -93,7 +98,7 @@ class BiSLS(Solver):
         lower_tol: float | None = None,
         lower_average: bool = False,
         search_every: int = 2,
-        polish: LinearSolver | None = Direct(CG(tol=1e-2, iters=50, damp=True)),  # noqa: B008 - frozen
+        polish: LinearSolver | None = POLISH,
         alpha: float | None = None,
         beta: float | None = None,
         patience: int = 20,
@@ -101,6 +106,9 @@ class BiSLS(Solver):
         lower_optimizer: Optimizer | None = None,
     ):
         own = lower_step is None and lower_optimizer is None
+        _one_of_two("BiSLS", alpha, beta, upper_step, lower_step, lower_optimizer)
+        if lower_optimizer is not None and polish is POLISH:  # not asked for
+            polish = None
         with standing_for("BiSLS", start="alpha"):
             search = Armijo(start=alpha, sufficient=0.5, expand=True, uphill=1.0)
         with standing_for("BiSLS", start="beta"):
@@ -128,8 +136,8 @@ class BiSLS(Solver):
         cls,
         problem: Bilevel,
         *,
-        alpha: float = 10.0,
-        beta: float = 100.0,
+        alpha: float = Default(10.0),
+        beta: float = Default(100.0),
         direction: Direction | None = None,
         sufficient: float = 0.1,
         shrink: float = 0.9,
@@ -154,8 +162,8 @@ class BiSLS(Solver):
 
         Args:
             problem: The problem.
-            alpha: alpha_b0, where the first upper search begins (every one, with `Restart`).
-            beta: beta_b0, the same below.
+            alpha: alpha_b0, where the first upper search begins (every one, with `Restart`). Not with ``upper_step``.
+            beta: beta_b0, the same below. Not with ``lower_step`` or ``lower_optimizer``.
             direction: `Adam` as in the paper (search along A^-1 h, move along A^-1 m) by default.
             sufficient: p, the share of the linear decrease that is asked for, at both levels.
             shrink: w, the factor of a failed check.
@@ -192,6 +200,9 @@ class BiSLS(Solver):
                 )
 
         own = lower_step is None and lower_optimizer is None
+        _one_of_two(call, alpha, beta, upper_step, lower_step, lower_optimizer)
+        instead(call, "lower_restart", lower_restart, "lower_step", lower_step)
+        instead(call, "lower_restart", lower_restart, "lower_optimizer", lower_optimizer)
         restart = Grow(2.0) if restart is None else restart
         above = rule(alpha, "alpha", restart, slack)
         below = rule(beta, "beta", restart if lower_restart is None else lower_restart, 0.0)
@@ -225,7 +236,7 @@ class BiSPS(Solver):
         samples: 1, or 2 for f and ||h||^2 from an independent upper batch (``step_batch``, or the previous one).
         alpha: alpha_b0, the ceiling.
         alpha_floor: alpha_l0, the floor; None for none.
-        beta: beta_b0, the lower ceiling.
+        beta: beta_b0, the lower ceiling; not with ``lower_step`` or ``lower_optimizer``, nor is ``lower_min``.
         c: The paper's p, positive.
         upper_min: A lower bound of f on any batch.
         lower_min: A lower bound of g on any batch.
@@ -245,10 +256,10 @@ class BiSPS(Solver):
         *,
         alpha: float = 1.0,
         alpha_floor: float | None = None,
-        beta: float = 1.0,
+        beta: float = Default(1.0),
         c: float = 1.0,
         upper_min: float = 0.0,
-        lower_min: float = 0.0,
+        lower_min: float = Default(0.0),
         direction: Direction | None = None,
         hypergrad: HypergradientMethod | None = None,
         lower_step: StepRule | None = None,
@@ -259,6 +270,9 @@ class BiSPS(Solver):
     ):
         samples = settled("BiSPS", "samples", samples, whole_number(1, "must be 1 or 2", most=2))
         own = lower_step is None and lower_optimizer is None
+        for name, value in (("beta", beta), ("lower_min", lower_min)):
+            instead("BiSPS", name, value, "lower_step", lower_step)
+            instead("BiSPS", name, value, "lower_optimizer", lower_optimizer)
         with standing_for("BiSPS", step="alpha", f_min="upper_min"):
             polyak, ceiling = Polyak(c=c, f_min=upper_min), Decay(alpha)
         with standing_for("BiSPS", step="alpha_floor"):
@@ -319,3 +333,10 @@ class Alternating(Solver):
             lower_direction=lower_direction,
             lower_optimizer=lower_optimizer,
         )
+
+
+def _one_of_two(call: str, alpha: Any, beta: Any, upper_step: Any, lower_step: Any, lower_optimizer: Any) -> None:
+    """Refuse a first step beside the rule, or the optimiser, that would not look at it."""
+    instead(call, "alpha", alpha, "upper_step", upper_step)
+    instead(call, "beta", beta, "lower_step", lower_step)
+    instead(call, "beta", beta, "lower_optimizer", lower_optimizer)

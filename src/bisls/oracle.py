@@ -157,7 +157,7 @@ class MeanGraph:
     """The lower graphs of several batches at one point, seen as one: products are means over the batches.
 
     Args:
-        graphs: At least one. Value, gradient and random state are those of the first.
+        graphs: At least one. Value, gradient, batch and random state are those of the first.
         hessians: Over how many of them Hessian products are averaged; a linear solve has many of these.
     """
 
@@ -165,7 +165,7 @@ class MeanGraph:
         self.graphs = list(graphs)
         self.hessians = min(hessians, len(self.graphs))
         self.value, self.grad, self.moment = graphs[0].value, graphs[0].grad, graphs[0].moment
-        self.random = graphs[0].random
+        self.random, self.batch = graphs[0].random, graphs[0].batch
 
     @property
     def eps(self) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from bisls._check import FLAG, Adopted, having, number, optional, require_argument, settled
+from bisls._check import FLAG, Adopted, adopted, has_methods, having, number, optional, require_argument, settled, shown
 from bisls.directions.base import Direction
 from bisls.hypergrad.base import HypergradientMethod
 from bisls.linear.base import LinearSolver
@@ -40,7 +40,11 @@ def lower_part(call: str, problem: Bilevel, optimizer: Any, polish: Any, own: Ma
         rule = "says how lower steps are taken, and lower_optimizer takes them: pass one of the two"
         for name, value in own.items():
             require_argument(call, f"lower_{name}", value, value is None, rule)
-        return optimizer if isinstance(optimizer, LowerPart) else UserOptimizer(optimizer, problem.y, call)
+        require_argument(call, "polish", polish, polish is None, rule)
+        part_of_ones_own: LowerPart | None = (
+            adopted(LowerPart, optimizer) if has_methods(LowerPart, optimizer) else None
+        )
+        return part_of_ones_own or UserOptimizer(optimizer, problem.y, call)
     small = optional(number("[0, inf)", "must be at least 0, or None"))
     average = settled(call, "lower_average", False if own["average"] is None else own["average"], FLAG)
     settings: dict[str, Any] = {"tol": settled(call, "lower_tol", own["tol"], small), "average": average}
@@ -49,6 +53,20 @@ def lower_part(call: str, problem: Bilevel, optimizer: Any, polish: Any, own: Ma
     if polish is not None:
         settings["polish"] = part(call, "polish", polish)
     return Loop(part(call, "lower_step", own["step"]), **settings)
+
+
+class Default(float):
+    """A default that can be told from the same number given by a user."""
+
+
+def instead(call: str, name: str, value: Any, other: str, part: Any) -> None:
+    """Refuse a number that says where a rule begins beside the rule that stands in place of that one."""
+    given = value is not None and not isinstance(value, Default) and part is not None
+    if given:
+        raise ValueError(
+            f"`{call}({name}={shown(value)}, {other}={shown(part)})`: {name} is a setting of the rule that {other} replaces; "
+            "pass one of the two"
+        )
 
 
 def check_together(call: str, response: Response, upper_step: StepRule) -> None:
@@ -71,19 +89,41 @@ def check_searchable(call: str, response: Response, upper_step: StepRule) -> Non
         )
 
 
-def identity(value: Any) -> str:
-    """A part and its settings, those at their defaults left out: a new setting does not make another part of an old one."""
+def identity(value: Any, within: tuple[int, ...] = ()) -> str:
+    """A part and its settings, those at their defaults left out: a new setting does not make another part of an old one.
+
+    A plain object without a repr of its own tells itself by all that it holds.
+
+    Args:
+        value: The part, or a setting of one.
+        within: The ids of the plain objects that hold it, so that a circle ends.
+    """
     if isinstance(value, Adopted):
-        return identity(value.adopted_from)
+        return identity(value.adopted_from, within)
     if is_dataclass(value) and not isinstance(value, type):
         own = [(f.name, getattr(value, f.name), f) for f in fields(value) if f.repr]
-        changed = [f"{name}={identity(now)}" for name, now, f in own if identity(now) != _default(f)]
+        changed = [f"{name}={identity(now, within)}" for name, now, f in own if identity(now, within) != _default(f)]
         return f"{_name(value)}({', '.join(changed)})"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {identity(own)}' for key, own in value.items())}}}"
+        return f"{{{', '.join(f'{key!r}: {identity(own, within)}' for key, own in value.items())}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(identity(own) for own in value)}]"
+        return f"[{', '.join(identity(own, within) for own in value)}]"
+    held = _attributes(value) if getattr(type(value), "__repr__", None) is object.__repr__ else {}
+    if held and id(value) not in within:
+        inside = (*within, id(value))
+        return f"{_name(value)}({', '.join(f'{name}={identity(now, inside)}' for name, now in held.items())})"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What a plain object holds, in its dictionary and its slots."""
+    slots = [name for kind in type(value).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
+    held = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
+    return {**held, **getattr(value, "__dict__", {})}
+
+
+def _listed(slots: Any) -> list[str]:
+    return [slots] if isinstance(slots, str) else list(slots)
 
 
 def _default(f: Any) -> str | None:

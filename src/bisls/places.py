@@ -12,7 +12,7 @@ from bisls.generators import of_loader
 from bisls.randomness import random_kind
 from bisls.states import FLAG, Anything, Choice, Each, Fields, Kind, Maybe, Numbers, Unfit, Whole
 
-AHEAD = 1000  # no iteration takes more batches than this, or than its lower steps
+AHEAD = 1000  # no iteration takes more batches than this, or than it says
 
 
 class Place(Kind):

@@ -51,6 +51,7 @@ class Progress:
         self._logs = enabled and rank() == 0
         if self._logs:
             self._bar = self._rich_bar(console)
+        self._task: Any = None
         if self._bar is not None:
             self._logs = False
             self._task = self._bar.add_task("", total=total, completed=done)
@@ -70,6 +71,11 @@ class Progress:
         if self._bar is not None:
             self._draw("reset", self._task, total=total, description=text)
 
+    def expect(self, total: int) -> None:
+        """There are so many in all, as it turns out."""
+        self.total = total
+        self._draw("update", self._task, total=total)
+
     def advance(self, text: str | None = None, by: int = 1) -> None:
         """So many more are done; without a text the last one stays."""
         self.reach(self.done + by, text)
@@ -82,7 +88,11 @@ class Progress:
             self._draw("update", self._task, completed=done, description=self._text)
         elif self._logs and monotonic() - self.logged >= self.every:
             self.logged = monotonic()
-            logger.info("%s  %s%s", self._counted(), self._text, self._left())
+            self._say(f"{self._counted()}  {self._text}{self._left()}")
+
+    def _say(self, line: str) -> None:
+        """A line where there is no bar."""
+        logger.info("%s", line)
 
     def _draw(self, what: str, *arguments: Any, **options: Any) -> None:
         """Ask the bar for something. A terminal that has gone away takes the bar with it, not the run."""
@@ -144,3 +154,60 @@ class Transfer(Progress):
             columns.DownloadColumn(),
             columns.TransferSpeedColumn(),
         )
+
+
+class Sweep(Progress):
+    """The bar of many runs for several figures. The time left goes by the work that is done: runs differ a hundredfold in length.
+
+    Args:
+        console: The console of rich to draw on. Where nobody would see a bar move, it has a line a minute.
+        figures: How many figures.
+    """
+
+    def __init__(self, console: Any, figures: int):
+        super().__init__(True, 0, what="runs", every=60.0, console=console)
+        self.console, self.figures, self.finished = console, figures, 0
+        self.work = self.work_done = 0.0
+
+    def wanted(self, runs: int, work: float) -> None:
+        """So many runs more, and how much work they are."""
+        self.work += work
+        self.expect((self.total or 0) + runs)
+
+    def ran(self, work: float) -> None:
+        """A run is finished."""
+        self.work_done += work
+        self.advance(self._so_far())
+
+    def drew(self) -> None:
+        """A figure is finished."""
+        self.finished += 1
+        self.reach(self.done, self._so_far())
+
+    def _so_far(self) -> str:
+        share = self.work_done / self.work if self.work > 0 else 0.0
+        left = (monotonic() - self.begun) * (1.0 / share - 1.0) if share > 0 else None
+        return f"{self.finished}/{self.figures} figures{'' if left is None else f', about {duration(left)} left'}"
+
+    def _left(self) -> str:
+        return ""  # the text says it
+
+    def _say(self, line: str) -> None:
+        self.console.print(line)
+
+    def _columns(self, columns: Any) -> tuple[Any, ...]:
+        return (
+            columns.MofNCompleteColumn(),
+            columns.TextColumn("runs"),
+            columns.BarColumn(20),
+            columns.TimeElapsedColumn(),
+            columns.TextColumn("{task.description}", markup=False),
+        )
+
+
+def duration(seconds: float) -> str:
+    """A time in words: "1 h 5 min", "3 min", "12 s"."""
+    minutes = int(seconds // 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{int(seconds)} s"

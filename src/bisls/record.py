@@ -159,8 +159,14 @@ class History:
         """Write the history as a file of JSON lines, which `History.load` reads. A file of that name is replaced in one stroke.
 
         Args:
-            path: The file. Its folder is made if need be.
+            path: The file. Its folder is made if need be. An ending that names another kind of table is refused.
         """
+        settled("History.save", "path", path, PATH)
+        table = Path(path).suffix.lower() in _TABLES
+        rule = (
+            "names a table, and this writes JSON lines: end it in .jsonl, or use history.to_frame() (to_csv and others)"
+        )
+        require_argument("History.save", "path", path, not table, rule)
         write_whole(path, "".join(f"{line}\n" for line in self.to_lines()))
 
     @classmethod
@@ -240,6 +246,9 @@ class History:
         if path is not None:
             figure.savefig(path)
         return figure
+
+
+_TABLES = (".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".feather")  # what a reader of the file would take it for
 
 
 def _listed(name: str, own: Any, kind: type) -> list[Any]:

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite, nan
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bisls._check import optional, settled, whole_number
+from bisls._check import optional, require_argument, settled, whole_number
 from bisls.agreement import agree, agree_on_parameters
-from bisls.batches import Minibatches, Sample, kept, restored, same
+from bisls.arrays import naming_arrays
+from bisls.batches import Sample
 from bisls.directions.base import Direction
 from bisls.hypergrad.base import HypergradientMethod
 from bisls.linear.base import LinearSolver
+from bisls.lower import Ended
 from bisls.oracle import Oracle
 from bisls.parts import check_together, identity, lower_part, part
 from bisls.problem import Bilevel, must_be_problem
-from bisls.ranks import meeting, on_any_rank, together
+from bisls.ranks import meeting, together
 from bisls.record import Record
 from bisls.response.base import Response
-from bisls.states import Anything, Batch, Each, Fields, Maybe, Whole, point, read
+from bisls.sampling import Previous, minibatches, sample_of
+from bisls.solver_state import StateReader
 from bisls.status import Status, worst
 from bisls.steps.base import StepRule
 from bisls.trend import Trend
 from bisls.upper import State, Upper
 from bisls.vector import norm
-
-logger = logging.getLogger(__name__)
 
 STILL = 64.0  # a move of so many units in the last place is rounding
 LOWER_ITERS = 10  # lower steps an iteration, where nothing says how many
@@ -88,11 +88,11 @@ class Solver:
             last in the others (within what the direction allows, y staying where it is); at least 1. Without noise every
             iteration searches.
         polish: Where the lower data are one batch and the lower loop has not brought its gradient below a tenth of what it was,
-            a Newton step by this linear solver follows, if it lowers g. None: never.
+            a Newton step by this linear solver follows, if it lowers g. None: never. Not with ``lower_optimizer``.
         patience: How many failed iterations in a row end in an error.
         lower_direction: Turns lower gradients into directions; the gradient itself by default.
         lower_optimizer: A torch optimiser over the lower parameters that takes the lower steps, in place of ``lower_step`` and
-            the others that say how; or a `bisls.lower.LowerPart` of your own.
+            the others that say how; or a part of your own with ``descend``, as `bisls.lower.LowerPart` has it.
     """
 
     def __init__(
@@ -132,6 +132,9 @@ class Solver:
         average = None if lower_average is False else lower_average
         own = {"step": lower_step, "direction": lower_direction, "tol": lower_tol, "average": average}
         self.lower = lower_part(call, problem, lower_optimizer, polish, own)
+        # as they were made: a part of a user's own may well keep something
+        made = {"upper": self.upper, "lower": self.lower, "hypergrad": self.hypergrad}
+        self._parts = ", ".join(f"{name}={identity(own)}" for name, own in made.items())
         self.oracle = Oracle(problem)
         self.k = 0
         self._upper_state: State = {}
@@ -139,13 +142,14 @@ class Solver:
         self._hypergrad_state: State = {}
         self._trend = Trend()  # of the upper loss
         self._failures = 0
-        self._last_batch: Any = None  # the previous upper batch judges the step where no other is given
-        self._saved_batch: Any = None  # the same as a state had it: its shape is that of the next upper batch
+        self._previous = Previous()  # the previous upper batch judges the step where no other is given
         self._good: tuple[Tensor, Tensor] | None = None  # the last (x, y) at which both levels were finite
         self._met = 0  # the group of processes that is known to be alike
 
     @together
-    def step(self, upper_batch: Any, lower_batches: Any, step_batch: Any = None) -> Record:
+    def step(
+        self, upper_batch: Any, lower_batches: Any, step_batch: Any = None, extra_batches: Sequence[Any] = ()
+    ) -> Record:
         """One outer iteration; the parameters are changed in place.
 
         Args:
@@ -154,20 +158,23 @@ class Solver:
                 one batch for all of them.
             step_batch: An independent upper batch that judges the step. Without it the previous upper batch does, unless it holds
                 the same numbers: then there is no noise to judge, and the batch judges itself.
+            extra_batches: Further lower batches, for a hypergradient that wants such as no lower step has seen
+                (`StochasticNeumann`; ``solver.extra_batches`` says how many). With fewer of them the batches of the lower
+                steps stand in, from the newest on, again and again.
 
         Returns:
             What happened, as a `Record`.
 
         Raises:
             SolverError: ``patience`` iterations in a row failed.
-            ValueError: A parameter has been frozen (it no longer requires grad), or several processes do not begin with the same
-                parameters and the same method; x and y are as before.
+            ValueError: A parameter has been frozen (it no longer requires grad), several processes do not begin with the same
+                parameters and the same method, or there is a batch that nobody would look at; x and y are as before.
             RankError: Another process has failed; the message says which, and what it raised.
         """
         self._meet()
         given = step_batch is not None
         self.problem.look_around()
-        sample = self._sample(upper_batch, lower_batches, step_batch)
+        sample = self._sample(upper_batch, lower_batches, step_batch, extra_batches)
         before = self.oracle.cost.copy()
         x, y = self.problem.x.read(), self.problem.y.read()
         states = (self._upper_state, self._lower_state, self._hypergrad_state, self._good)
@@ -180,8 +187,8 @@ class Solver:
             self._upper_state, self._lower_state, self._hypergrad_state, self._good = states
             raise
         # a batch with bad numbers in it must not judge the next step as well
-        keep = self.upper.response.two_samples and not given and record.upper_status is not Status.NON_FINITE
-        self._last_batch, self._saved_batch = upper_batch if keep else None, None
+        keep = self.two_samples and not given and record.upper_status is not Status.NON_FINITE
+        self._previous.keep(upper_batch if keep else None)
         self.k += 1
         record = replace(record, cost=self.oracle.cost - before)
         if Status.NON_FINITE in (record.upper_status, record.lower_status):
@@ -207,27 +214,26 @@ class Solver:
             agree_on_parameters(f"{call}(...)", self.problem.levels, cure="; `fit(..., broadcast=True)` does so")
         self._met = here
 
-    def _sample(self, upper: Any, lower: Any, judge: Any) -> Sample:
-        """The batches of this iteration, and who judges: settled here, by their numbers, once for all ranks."""
-        if judge is None and self._saved_batch is not None:
-            judge = restored(self._saved_batch, upper)
-        elif judge is None:
-            judge = self._last_batch
-        judged = self.upper.response.two_samples and judge is not None and not same(judge, upper)
-        batches = self._batches(lower)
-        judged, batches.several = on_any_rank(judged, batches.several)
-        return Sample(upper, batches, judge, judged)
+    def _sample(self, upper: Any, lower: Any, judge: Any, extra: Sequence[Any]) -> Sample:
+        call = f"{type(self).__name__}.step"
+        wanted = isinstance(extra, list | tuple) and (not extra or self.hypergrad.several)
+        rule = "must be lower batches in a list, for a hypergradient that looks at several (StochasticNeumann)"
+        require_argument(call, "extra_batches", extra, wanted, rule)
+        batches = minibatches(call, lower, self.lower_iters, self._any_number)
+        return sample_of(call, upper, batches, judge, extra, self._previous, self.upper.response)
 
     @torch.no_grad()  # the oracle records what it needs; nothing else does
     def _iterate(self, sample: Sample, x: Tensor, y: Tensor) -> Record:
-        lowered = self.lower.descend(self.oracle, sample.lower, y, self.k, self._lower_state)
-        self._lower_state = lowered.state
-        batches = sample.lower if self.hypergrad.several else sample.lower.newest
-        estimate = self.hypergrad.estimate(self.oracle, sample.upper, batches, self._hypergrad_state)
+        with naming_arrays(f"{type(self).__name__}.step", sample.upper, sample.lower.newest):
+            lowered = self.lower.descend(self.oracle, sample.lower, y, self.k, self._lower_state)
+            self._lower_state = lowered.state
+            batches = sample.estimating(self.hypergrad.several)
+            estimate = self.hypergrad.estimate(self.oracle, sample.upper, batches, self._hypergrad_state)
+        ended = Ended.at(self.oracle, sample.lower, estimate.graph)
         record = Record(
             k=self.k,
             upper_value=estimate.value,
-            lower_value=estimate.graph.value if estimate.graph else nan if lowered.last is None else lowered.last.value,
+            lower_value=ended.value,
             alpha=0.0,
             beta=lowered.step,
             upper_checks=0,
@@ -239,15 +245,16 @@ class Solver:
             lower_status=lowered.status,
             linear_status=estimate.status,
         )
-        if estimate.graph is not None and not (isfinite(record.lower_value) and isfinite(record.lower_grad_norm)):
+        steep = estimate.graph is not None and not isfinite(record.lower_grad_norm)
+        if steep or not isfinite(ended.value):
             return self._go_back(replace(record, lower_status=Status.NON_FINITE))
         if not (isfinite(estimate.value) and isfinite(record.hypergrad_norm)):
             return self._go_back(record)
-        if estimate.graph is not None and lowered.rose(self.oracle, sample.lower, estimate.graph, y):
+        if lowered.rose(self.oracle, sample.lower, ended, y):
             record = replace(record, lower_status=worst(lowered.status, Status.LOWER_ROSE))
         self._good = (x, lowered.y)
         self._hypergrad_state = estimate.state
-        uninfluenced = estimate.uninfluenced
+        uninfluenced = estimate.uninfluenced(self.oracle, sample.upper, sample.lower.newest)
         taken = self.upper.take(
             self.oracle,
             sample,
@@ -292,34 +299,17 @@ class Solver:
         self.problem.x.write_(x)
         self.problem.y.write_(y)
 
-    def _batches(self, lower: Any) -> Minibatches:
-        if not isinstance(lower, list):
-            return Minibatches.repeated(lower, self.lower_iters)
-        if not lower or (len(lower) != self.lower_iters and not self._any_number):
-            raise ValueError(
-                f"`{type(self).__name__}.step(lower_batches=[...])`: a list needs one batch for each of the "
-                f"lower_iters = {self.lower_iters} lower steps, got {len(lower)}; "
-                "pass a tuple or a tensor for one batch for all"
-            )
-        return Minibatches(lower)
-
     def state_dict(self) -> dict[str, Any]:
         """All that the next iteration depends on beside the parameters: numbers and tensors, safe to load without code."""
-        batch = kept(self._last_batch) if self._saved_batch is None else self._saved_batch
-        if batch is None and self._last_batch is not None:
-            logger.warning(
-                "the last upper batch is a %s and can't be saved; the first step after loading is judged on its own batch",
-                type(self._last_batch).__name__,
-            )
         return {
             "method": self.identity,
             "k": self.k,
             "upper": dict(self._upper_state),
-            "lower": dict(self._lower_state),
+            "lower": dict(self.lower.saved(self._lower_state)),
             "hypergrad": dict(self._hypergrad_state),
             "trend": self._trend.packed(),
             "failures": self._failures,
-            "last_batch": Batch.packed(batch),
+            "last_batch": self._previous.packed(),
             "good": None if self._good is None else list(self._good),
         }
 
@@ -330,50 +320,23 @@ class Solver:
             ValueError: It is the state of another method or another problem, none at all, or holds what no solver writes
                 (numbers that are not finite, or out of range, other shapes); nothing was loaded.
         """
-        call = f"`{type(self).__name__}.load_state_dict(...)`"
-        if not isinstance(state, Mapping):
-            raise ValueError(f"{call}: must be what state_dict() gave, got {type(state).__name__}")
-        missing = sorted(self.state_dict().keys() - set(state))
-        if missing:
-            raise ValueError(f"{call}: not the state of a solver, it lacks {missing}")
-        if not isinstance(state["method"], str) or state["method"] != self.identity:
-            raise ValueError(
-                f"{call}: the state is of another method, {state['method']}; this one is {self.identity}. Nothing was loaded"
-            )
-        good, x, y = state["good"], self.problem.x, self.problem.y
-        sizes = [own.numel() for own in good if isinstance(own, Tensor)] if isinstance(good, list | tuple) else []
-        if len(sizes) == 2 and sizes != [x.numel, y.numel]:
-            raise ValueError(
-                f"{call}: the state is of a problem with {sizes[0]} upper and {sizes[1]} lower parameters, this one has "
-                f"{x.numel} and {y.numel}"
-            )
-        own = read(call, self.keeps(), state)  # all is read before anything is changed
-        try:
-            lower = self.lower.checked(own["lower"]) if own["lower"] else {}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{call}: state['lower'] is not usable ({error}); nothing was loaded") from error
+        reader = StateReader(type(self).__name__, self.identity, self.problem, self.upper, self.lower, self.hypergrad)
+        own = reader.read(state)  # all is read before anything is changed
         self.k, self._failures, self._trend = own["k"], own["failures"], Trend.unpacked(own["trend"])
         self._good = None if own["good"] is None else (own["good"][0], own["good"][1])
-        self._upper_state, self._lower_state, self._hypergrad_state = own["upper"], lower, own["hypergrad"]
-        self._last_batch, self._saved_batch, self._met = None, own["last_batch"], 0
+        self._upper_state, self._lower_state, self._hypergrad_state = own["upper"], own["lower"], own["hypergrad"]
+        self._previous.load(own["last_batch"])
+        self._met = 0
 
-    def keeps(self) -> Fields:
-        """What a state may be that `load_state_dict` takes."""
-        x, y = self.problem.x, self.problem.y
-        points = (point(x, self.problem.upper_bounds), point(y, self.problem.lower_bounds))
-        return Fields(
-            {
-                "k": Whole(),
-                "upper": self.upper.keeps(x, y, self.hypergrad),
-                "lower": self.lower.keeps(y),
-                "hypergrad": self.hypergrad.keeps(y),
-                "trend": Trend.KIND,
-                "failures": Whole(),
-                "last_batch": Batch(),
-                "good": Maybe(Each(points)),
-            },
-            rest=Anything(),
-        )
+    @property
+    def two_samples(self) -> bool:
+        """Whether an independent upper batch that judges the step is of use."""
+        return self.upper.response.two_samples
+
+    @property
+    def extra_batches(self) -> int:
+        """How many lower batches `step` should be given beside those of the lower steps."""
+        return self.hypergrad.extra_batches
 
     @property
     def measured(self) -> tuple[Tensor, Tensor] | None:
@@ -384,7 +347,7 @@ class Solver:
     def identity(self) -> str:
         """What tells this method from another: its parts and their settings, those at their defaults left out."""
         iters = "" if self.lower_iters == LOWER_ITERS else f", lower_iters={self.lower_iters}"
-        return f"Solver(upper={identity(self.upper)}, lower={identity(self.lower)}, hypergrad={identity(self.hypergrad)}{iters})"
+        return f"Solver({self._parts}{iters})"
 
     def __repr__(self) -> str:
         names = ("upper", "lower", "hypergrad", "lower_iters")

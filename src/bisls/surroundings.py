@@ -27,7 +27,7 @@ from bisls.naming import TRUSTED, imports_in, names_in, root_of, trusted_name
 
 MOST = 20_000  # things that are looked at; a container with more entries is not opened
 DEEPEST = 3  # how far functions and classes of installed libraries are followed, one from the other
-LARGE = 1 << 16  # bytes: the numbers of an array or a tensor that is larger are not compared, nor put back
+LARGE = 1 << 16  # bytes: a tensor that is larger is not put back
 FEW = 64  # tensors that are put back
 
 _PLAIN: tuple[Any, ...] = (
@@ -350,12 +350,3 @@ def _slots(kind: type) -> tuple[Any, ...]:
             if isinstance(descriptor, types.MemberDescriptorType):
                 found.append(descriptor)
     return tuple(found)
-
-
-def _alike(one: Any, two: Any) -> bool:
-    """The same thing, or equal plain values of one type."""
-    if one is two:
-        return True
-    if type(one) is not type(two) or not isinstance(one, _PLAIN):
-        return False
-    return repr(one) == repr(two) if isinstance(one, float | complex) else bool(one == two)

@@ -47,19 +47,29 @@ class Hypergradient:
     graph: LowerGraph | MeanGraph | None = field(default=None, repr=False)
     upper: UpperPoint | None = field(default=None, repr=False)
 
-    @property
-    def uninfluenced(self) -> bool:
+    def uninfluenced(self, oracle: Oracle, upper_batch: Any, lower_batch: Any) -> bool:
         """Whether it is exactly zero because y does not respond to x at all, though f depends on y.
 
         To be asked before the parameters move. At a solution terms may cancel, and a linear solve that gave up at once leaves a
-        zero too: neither counts.
+        zero too: neither counts. What the method has not evaluated at (x, y) is evaluated here, without a trace.
+
+        Args:
+            oracle: Evaluates both losses.
+            upper_batch: What the upper loss is called with.
+            lower_batch: What the lower loss is called with.
         """
-        if self.upper is None or self.graph is None or self.status.failed or bool(self.flat.any()):
+        if self.status.failed or bool(self.flat.any()):
             return False
-        if not bool(self.upper.grad_y.any()):
+        upper, graph = self.upper, self.graph
+        if upper is None:
+            with oracle.problem.probing():
+                upper = oracle.upper(upper_batch)
+        if not bool(upper.grad_y.any()):
             return False
-        any_vector = torch.linspace(0.5, 1.5, len(self.upper.grad_y)).to(self.upper.grad_y)
-        return not bool(self.graph.mixed(any_vector).any())
+        if graph is None:
+            graph = oracle.lower_graph(lower_batch, oracle.problem.moment())
+        any_vector = torch.linspace(0.5, 1.5, len(upper.grad_y)).to(upper.grad_y)
+        return not bool(graph.mixed(any_vector).any())
 
 
 class HypergradientMethod(ABC):
@@ -81,6 +91,11 @@ class HypergradientMethod(ABC):
     def several(self) -> bool:
         """Whether it looks at more than one lower batch where there are more."""
         return False
+
+    @property
+    def extra_batches(self) -> int:
+        """How many lower batches it wants that no lower step has seen, where the lower data are batches."""
+        return 0
 
     @property
     def solver(self) -> LinearSolver | None:

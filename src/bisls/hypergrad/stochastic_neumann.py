@@ -23,8 +23,9 @@ class StochasticNeumann(HypergradientMethod):
 
     ``h = grad_x f - g_xy(batch 0) [(N/L) prod_(j=1..M) (I - g_yy(batch j) / L)] grad_y f``, with M uniform on 0 .. N - 1. Its
     mean is the truncated Neumann series of N terms. Every factor, and the mixed product, sees a fresh batch: the next of an
-    iterator, or, in a solver, another batch of the lower loop, the newest first (from the newest again where N is larger than
-    T). Where there is one batch all see it.
+    iterator or, under `fit`, one of N that are drawn beside those of the lower steps. Where `Solver.step` is called without
+    ``extra_batches``, the batches of the lower steps stand in, the newest first, and again where N is larger than T. Where there
+    is one batch all see it.
 
     Args:
         terms: N, at least 1.
@@ -42,6 +43,11 @@ class StochasticNeumann(HypergradientMethod):
     def several(self) -> bool:
         """A fresh batch for each factor."""
         return True
+
+    @property
+    def extra_batches(self) -> int:
+        """One for the mixed product, and one for each of N - 1 factors at most."""
+        return self.terms
 
     def estimate(self, oracle: Oracle, upper_batch: Any, lower_batch: Any, state: State) -> Hypergradient:
         """Draw one estimate of the hypergradient at the present (x, y)."""

@@ -14,10 +14,11 @@ from torch import Tensor
 from bisls.batches import Minibatches
 from bisls.line import Line
 from bisls.oracle import LowerGraph, LowerPoint, MeanGraph, Oracle
+from bisls.ranks import on_any_rank
 from bisls.states import FREE, Kind
 from bisls.status import Status
 from bisls.still import Moment
-from bisls.vector import Vector
+from bisls.vector import Vector, norm
 
 State = Mapping[str, Any]  # numbers, tensors and mappings of these, so that it can be saved
 
@@ -52,9 +53,9 @@ class Lowered:
         status: The most serious ending of a step.
         state: What the next one goes on from.
         accepted: The last step size taken in this or an earlier iteration; 0 before the first.
-        first: Loss and gradient where it began, on the first batch; None where they were not finite.
+        first: Loss and gradient where it began, on the first batch; None where they were not finite, or are not known.
         last: The same before the last step.
-        promised: How much the loss would have fallen if it had followed its slopes.
+        promised: How much the loss would have fallen if it had followed its slopes; None where nobody has added it up.
         trace: The steps, where they were asked for.
     """
 
@@ -67,34 +68,86 @@ class Lowered:
     accepted: float
     first: LowerPoint | None = field(default=None, repr=False)
     last: LowerPoint | None = field(default=None, repr=False)
-    promised: float = 0.0
+    promised: float | None = None
     trace: tuple[TraceStep, ...] = field(default=(), repr=False)
 
-    def rose(self, oracle: Oracle, batches: Minibatches, ended: LowerGraph | MeanGraph, start: Tensor) -> bool:
+    def rose(self, oracle: Oracle, batches: Minibatches, ended: Ended, start: Tensor) -> bool:
         """Whether the loss ended above where it began by more than can be put down to rounding or noise.
 
         Without noise any rise counts that is larger than rounding. A step on a noisy batch may well raise the loss a little,
         so with noise it is looked at on the same batch and random numbers at both ends, and a rise counts if it is larger than
-        the fall that the slopes promised.
+        the fall that the slopes promised. What a part does not say (`first`, `promised`) is evaluated here.
 
         Args:
             oracle: Evaluates the lower loss.
             batches: The batches of the steps.
-            ended: The loss where they ended, on the newest batch.
+            ended: The loss where they ended.
             start: Where they began.
         """
-        if self.first is None or self.status is Status.ROUNDING:
+        if self.status is Status.ROUNDING:
             return False
-        noisy = batches.several or ended.random
+        noisy = batches.several or bool(ended.random)
+        if self.first is not None:
+            slack = self.promised if noisy else None
+            slack = ended.rounding(oracle, self.first.value) if slack is None else slack
+            if not ended.value - self.first.value > slack:
+                return False
+            if not noisy and ended.random is not None:
+                return True
+        with oracle.problem.y.lent(start):  # a graph at the end is still needed
+            began = oracle.lower_value(ended.batch, ended.moment)
+            rise, promised = ended.value - began, self.promised
+            if not rise > ended.rounding(oracle, began):
+                return False
+            if not noisy and ended.random is None:
+                noisy = _draws(oracle, ended)
+            if noisy and promised is None:  # the most that a slope as steep as those here could say of so long a way
+                promised = 2.0 * _steepness(oracle, batches, ended) * norm(start - self.y)
+            return not noisy or promised is None or rise > promised
 
-        def higher(began: float) -> bool:
-            slack = self.promised if noisy else SEEN * ended.eps * max(abs(began), abs(ended.value))
-            return ended.value - began > slack
 
-        if not (higher(self.first.value) and noisy):
-            return higher(self.first.value)
-        with oracle.problem.y.lent(start):  # the graph is still needed
-            return higher(oracle.lower_value(batches.newest, ended.moment))
+@dataclass(frozen=True)
+class Ended:
+    """The lower loss where the steps ended.
+
+    Attributes:
+        value: The loss.
+        batch: On which batch.
+        moment: With which random numbers.
+        random: Whether any were drawn; None where that is not known.
+    """
+
+    value: float
+    batch: Any
+    moment: Moment | None
+    random: bool | None = None
+
+    @staticmethod
+    def at(oracle: Oracle, batches: Minibatches, graph: LowerGraph | MeanGraph | None) -> Ended:
+        """At the present y: what the graph there knows, or one value more."""
+        if graph is not None:
+            return Ended(graph.value, graph.batch, graph.moment, graph.random)
+        moment = oracle.problem.moment()
+        return Ended(oracle.lower_value(batches.newest, moment), batches.newest, moment)
+
+    def rounding(self, oracle: Oracle, began: float) -> float:
+        """The largest difference between this value and an earlier one that may be rounding."""
+        return SEEN * oracle.precision("lower_loss", self.batch) * max(abs(began), abs(self.value))
+
+
+def _draws(oracle: Oracle, ended: Ended) -> bool:
+    """Whether the loss draws random numbers, on any rank: one evaluation without a trace."""
+    with oracle.problem.probing(ended.moment):
+        before = oracle.problem.moment()
+        oracle.lower(ended.batch)
+        return on_any_rank(before.passed)[0]
+
+
+def _steepness(oracle: Oracle, batches: Minibatches, ended: Ended) -> float:
+    """The mean norm of the gradient at the present y over a few of the batches, or draws: without a trace."""
+    chosen = [batches[-1 - i] for i in range(min(len(batches), SAMPLED))]
+    with oracle.problem.probing(ended.moment):
+        return sum(norm(oracle.lower(batch).grad) for batch in chosen) / len(chosen)
 
 
 class LowerPart(ABC):
@@ -148,6 +201,10 @@ class LowerPart(ABC):
         """The state to go on from after values that were not finite."""
         return state
 
+    def saved(self, state: State) -> State:
+        """The state as a file is to have it, with what somebody has changed since."""
+        return state
+
     def keeps(self, y: Vector | None) -> Kind:
         """What its state may be with these parameters, for one that is loaded; anything, where it does not say."""
         return FREE
@@ -178,5 +235,6 @@ def moved(oracle: Oracle, y: Tensor, direction: Tensor, t: float) -> Tensor:
     return point if bounds is None else bounds.project(point, oracle.problem.y)
 
 
+SAMPLED = 4  # on so many batches the noise of a part that promises nothing is measured
 SEEN = 1e3  # a rise of the lower loss counts from so many units in its last place on
 FAR = 1e30  # no shorter step can lead out of the finite numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from math import isfinite
@@ -18,6 +19,8 @@ from bisls.states import Fields, Free, Kind, Number, Unfit, shown
 from bisls.status import Status
 from bisls.still import Moment
 from bisls.vector import Vector, dot, finite
+
+SCHEDULED = ("lr", "betas", "momentum")  # what the schedulers of torch write into groups
 
 
 class UserOptimizer(LowerPart):
@@ -37,7 +40,8 @@ class UserOptimizer(LowerPart):
         where = f"`{call}(lower_optimizer=...)`"
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ValueError(
-                f"{where}: must be a torch.optim.Optimizer over the lower parameters, got {type(optimizer).__name__}"
+                f"{where}: must be a torch.optim.Optimizer over the lower parameters, got {type(optimizer).__name__}; a way of "
+                "your own to train y has a method descend(...), as bisls.lower.LowerPart has"
             )
         if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
             raise ValueError(
@@ -58,15 +62,13 @@ class UserOptimizer(LowerPart):
                 f"{tuple(others[0].shape)}; it must train the lower parameters alone"
             )
         self._call = call
+        self._described = _described(optimizer)
         self._first = self._state(0.0)
         self._began = self._first  # the state in which the last iteration began
         self._held: State | None = self._first  # the state that the optimiser is in; None in the middle of an iteration
 
     def __repr__(self) -> str:
-        first = self.optimizer.param_groups[0]
-        rates = {name: value for name, value in first.items() if name not in ("params", "initial_lr", "lr")}
-        settings = ", ".join(f"{name}={value!r}" for name, value in sorted(rates.items()))
-        return f"{type(self.optimizer).__name__}({settings})"
+        return self._described
 
     @property
     def settings(self) -> list[dict[str, Any]]:
@@ -157,6 +159,13 @@ class UserOptimizer(LowerPart):
             self.optimizer.load_state_dict(now)
             self._held, self._began = held, began
 
+    def saved(self, state: State) -> State:
+        """With the groups as they are now: a scheduler has acted on them since."""
+        if state is not self._held:
+            return state
+        groups = deepcopy(self.optimizer.state_dict()["param_groups"])
+        return {**state, "optimizer": {**state["optimizer"], "param_groups": groups}}
+
     def keeps(self, y: Vector | None) -> Fields:
         """What the optimiser holds, and its last rate."""
         return Fields({"optimizer": Held(self.optimizer), "accepted": Number()}, empty=True)
@@ -191,6 +200,28 @@ class UserOptimizer(LowerPart):
                 for group, own in zip(self.optimizer.param_groups, now, strict=True):
                     group.update(own)
         self._held = self._began = wanted
+
+
+def _described(optimizer: torch.optim.Optimizer) -> str:
+    """The optimiser as it was made: what is no default of its class, and what a group has of its own.
+
+    What a schedule changes is left out where it changes it, in the groups: two runs of one method differ by their place in it.
+    """
+    defaults = inspect.signature(type(optimizer).__init__).parameters
+    made = {
+        name: value
+        for name, value in optimizer.defaults.items()
+        if name != "lr" and name in defaults and repr(value) != repr(defaults[name].default)
+    }
+    texts = [f"{name}={value!r}" for name, value in sorted(made.items())]
+    for i, group in enumerate(optimizer.param_groups):
+        own = {
+            name: group[name]
+            for name, value in optimizer.defaults.items()
+            if name not in SCHEDULED and name in group and repr(group[name]) != repr(value)
+        }
+        texts += [f"group {i}: {name}={value!r}" for name, value in sorted(own.items())]
+    return f"{type(optimizer).__name__}({', '.join(texts)})"
 
 
 def _without(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:

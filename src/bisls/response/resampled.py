@@ -36,7 +36,7 @@ class Resampled(Response):
         """The value and the squared norm that the independent batch gives."""
         estimate, sample = scene.estimate, scene.sample
         if sample.judged:
-            lower = sample.lower if scene.method.several else sample.lower.newest
+            lower = sample.estimating(scene.method.several)
             estimate = scene.method.estimate(scene.oracle, sample.judging, lower, state)
         slope = -dot(estimate.flat, estimate.flat)
         line = scene.line(estimate.value, slope, lambda t: scene.y, sample.judging)

@@ -59,7 +59,11 @@ class Envelope(StepRule):
         if step is None:
             return None
         ceiling = bound_at(self.ceiling, k)
-        return self._raised(replace(step, size=min(step.size, ceiling)), k, ceiling)
+        if step.size > ceiling:
+            # as `choose`: a step that was settled beforehand is remembered as it was taken, a measured one as it was measured
+            kept = replace(step.memory, step=ceiling) if self.scheduled else step.memory
+            step = replace(step, size=ceiling, memory=kept)
+        return self._raised(step, k, ceiling)
 
     @property
     def scheduled(self) -> bool:
