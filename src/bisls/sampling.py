@@ -6,8 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from bisls._check import require_argument
-from bisls.batches import Minibatches, Sample, kept, restored, same, tensors
+from bisls.batches import Minibatches, Sample, kept, leaves, restored, same
 from bisls.ranks import on_any_rank
 from bisls.response.base import Response
 from bisls.states import Batch
@@ -126,4 +128,5 @@ def minibatches(call: str, lower: Any, iters: int, any_number: bool) -> Minibatc
 
 def _versions(batch: Any) -> list[int | None]:
     """How often each tensor of a batch was written; None for those that do not count it (made in inference mode)."""
-    return [None if tensor.is_inference() else tensor._version for tensor in tensors(batch)]
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
+    return [None if tensor.is_inference() else tensor._version for tensor in tensors]

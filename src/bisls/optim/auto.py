@@ -13,7 +13,7 @@ from bisls.line import Line
 from bisls.optim import scaling
 from bisls.optim.arithmetic import Ray, add_, decay_, lerp_, overflows
 from bisls.optim.base import LineOptimizer, Params
-from bisls.optim.evaluation import Evaluation
+from bisls.optim.evaluation import Evaluation, looked
 from bisls.optim.units import unit_of
 from bisls.status import Status
 from bisls.steps.base import Memory, Step, StepRule
@@ -261,7 +261,7 @@ class Auto(LineOptimizer):
         try:
             torch._foreach_copy_(params, [self.state[p]["average"] for p in params])
             torch.clear_autocast_cache()
-            value = self._looked(judged)
+            value = looked(judged, list(self._all()), self._sign(), self)
         finally:
             torch._foreach_copy_(params, saved)
         return value if isfinite(value) else judged.value

@@ -17,15 +17,15 @@ from bisls._check import Wrong, real, settled, standing_for
 from bisls.agreement import agree, agree_on_parameters
 from bisls.line import Line
 from bisls.optim.arithmetic import Ray, add_, decay_, lerp_, overflows
-from bisls.optim.closures import Closure, call_closure, stashed_grads
-from bisls.optim.evaluation import Evaluation, bent, collect, suspected
+from bisls.optim.closures import Closure, call_closure
+from bisls.optim.evaluation import Evaluation, bent, collect, looked, suspected
 from bisls.optim.groups import LATER, OPTIONS, check_group, check_keys, check_overlap, listed_params, settings_of
 from bisls.optim.states import checked_state
 from bisls.optim.units import chosen, options
-from bisls.ranks import mean_over_ranks, meeting, together
+from bisls.ranks import meeting, together
 from bisls.status import Status
 from bisls.steps.base import Memory, Step, StepRule
-from bisls.still import Moment, compiled, probe, still
+from bisls.still import Moment
 from bisls.surroundings import Surroundings
 
 logger = logging.getLogger("bisls")
@@ -313,27 +313,13 @@ class LineOptimizer(torch.optim.Optimizer):
                 saved.extend(p.detach().clone() for p in ray.params)
             torch._foreach_copy_(ray.params, saved)
             self._move(ray, t)
-            return self._looked(judged)
+            return looked(judged, list(self._all()), self._sign(), self)
 
         try:
             yield at
         finally:
             if saved:
                 torch._foreach_copy_(ray.params, saved)
-
-    def _looked(self, judged: Evaluation) -> float:
-        """The judging loss at the present parameters, on its batch and random numbers, leaving no trace."""
-        assert judged.closure is not None
-        params = list(self._all())
-        device = params[0].device
-        if judged.does_backward:
-            with still(device, judged.moment, owner=self), torch.enable_grad(), stashed_grads(params):
-                value = judged.closure()
-        else:
-            value = probe(judged.closure, device, judged.moment, owner=self, recorded=compiled() > 0)
-        if isinstance(value, Tensor):
-            value = mean_over_ranks(value.detach().double()).item()
-        return self._sign() * float(value)
 
     # --- the average
 

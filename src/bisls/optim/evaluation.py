@@ -13,10 +13,10 @@ from torch import Tensor
 
 from bisls._check import Wanted, real, settled
 from bisls.optim.arithmetic import Ray, dot, norms_of
-from bisls.optim.closures import Closure
+from bisls.optim.closures import Closure, stashed_grads
 from bisls.optim.units import LEAST, MOST, norm_of, unit_of
 from bisls.ranks import mean_over_ranks
-from bisls.still import Moment
+from bisls.still import Moment, compiled, probe, still
 
 logger = logging.getLogger("bisls")
 
@@ -116,6 +116,27 @@ def _scalar(name: str, loss: Any) -> Any:
 
 
 _LOSS = Wanted("must be a scalar tensor or a number", real)
+
+
+def looked(judged: Evaluation, params: list[Tensor], sign: float, owner: Any) -> float:
+    """The loss at the present parameters, on its batch and random numbers, leaving no trace.
+
+    Args:
+        judged: The loss as it was evaluated.
+        params: All parameters; their ``.grad`` stays as it is.
+        sign: -1 where it is maximised.
+        owner: The optimiser.
+    """
+    assert judged.closure is not None
+    device = params[0].device
+    if judged.does_backward:
+        with still(device, judged.moment, owner=owner), torch.enable_grad(), stashed_grads(params):
+            value = judged.closure()
+    else:
+        value = probe(judged.closure, device, judged.moment, owner=owner, recorded=compiled() > 0)
+    if isinstance(value, Tensor):
+        value = mean_over_ranks(value.detach().double()).item()
+    return sign * float(value)
 
 
 def bent(gradient: Ray, moves: list[Tensor]) -> Ray:
