@@ -3,6 +3,7 @@
 import contextvars
 import functools
 import importlib
+import logging
 import random
 import sys
 import types
@@ -184,3 +185,23 @@ def test_the_inside_of_a_library_is_followed_only_so_far():
 def test_an_array_of_a_kind_of_its_own_is_looked_at():
     masked = np.ma.masked
     assert Surroundings(lambda _: masked).opaque is None
+
+
+def test_a_usual_closure_is_looked_at_quickly():
+    # its optimiser, scheduler and logger lead to thousands of things that no loss is computed from
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    logger = logging.getLogger("a user's")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 3)).sum()
+        loss.backward()
+        logger.debug("rate %g", scheduler.get_last_lr()[0])
+        return loss
+
+    found = Surroundings(closure)
+    assert len(found._seen) < 500
+    assert (found.cut, found.opaque, found.generators) == (False, None, [])
+    assert found.modules

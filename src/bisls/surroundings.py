@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import gc
+import logging
 import os
 import random
 import sys
@@ -313,7 +314,7 @@ def _object(found: Surroundings, thing: Any) -> None:
 def _look_for(kind: type) -> Look:
     """How things of a type are looked at; asked once for each type."""
     table: list[tuple[tuple[Any, ...], Look]] = [
-        ((*_PLAIN, *_DESCRIPTORS), _nothing),
+        ((*_PLAIN, *_DESCRIPTORS, *_TRAINERS), _nothing),
         (_GENERATORS, _generator),
         ((np.random.BitGenerator,), _hidden),
         ((nn.Parameter,), _tensor),
@@ -335,6 +336,8 @@ def _look_for(kind: type) -> Look:
 
 
 _HERE = os.path.dirname(__file__)
+# what a closure calls to clear or scale gradients, and to say something; no loss is computed from it
+_TRAINERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, logging.Logger)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _PYTHONS, _NUMPYS = random._inst, np.random.mtrand._rand
 _LOOKS: dict[type, Look] = {}
