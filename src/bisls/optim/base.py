@@ -22,7 +22,7 @@ from bisls.optim.averaging import Averaging
 from bisls.optim.closures import Closure, call_closure
 from bisls.optim.evaluation import Evaluation, bent, collect, looked, suspected
 from bisls.optim.groups import LATER, OPTIONS, check_group, check_keys, check_overlap, listed_params, settings_of
-from bisls.optim.headings import direction_of, headed, keep
+from bisls.optim.headings import begin, direction_of, headed, keep
 from bisls.optim.states import checked_state
 from bisls.optim.units import chosen, options
 from bisls.ranks import meeting, together
@@ -255,6 +255,11 @@ class LineOptimizer(Averaging):
             self._set(direction_t=first["direction_t"] + 1)
             keep(self.state, kept)
         self._remember(step)
+
+    def _initialise(self) -> None:
+        super()._initialise()
+        if self.direction is not None:
+            begin(self.state, [p for p in self._all() if p.requires_grad])
 
     def _headed(self, found: Evaluation) -> tuple[Evaluation, Mapping[str, Any]]:
         """A loss with the rays of the direction, and what to remember of it."""

@@ -66,6 +66,14 @@ def headed(
     return replace(found, gradient=search, moves=move), kept
 
 
+def begin(states: Mapping[Tensor, Any], params: list[Tensor]) -> None:
+    """What is kept before the first gradient, for those who want to see all of a state at once."""
+    for p in params:
+        for key in KEPT:
+            wide = torch.promote_types(p.dtype, torch.float32)
+            states[p].setdefault(f"direction_{key}", torch.zeros_like(p, dtype=wide, requires_grad=False))
+
+
 def keep(states: Mapping[Tensor, Any], kept: State) -> None:
     """Remember what `headed` said."""
     for key, tensors in kept.items():
