@@ -19,10 +19,14 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from bisls import Status, optim
+from bisls import Adam, Status, optim
 
 # name -> (class, arguments, whether it evaluates trial points)
 TABLE = {
+    "SPSB, Adam": (optim.SPSB, {"direction": Adam()}, False),
+    "SLSB, Adam": (optim.SLSB, {"direction": Adam()}, True),
+    "SLS, Adam as the paper has it": (optim.SLS, {"direction": Adam(search_momentum=False)}, True),
+    "DecSPS, Adam": (optim.DecSPS, {"direction": Adam()}, False),
     "Auto": (optim.Auto, {}, True),
     "SPSMax": (optim.SPSMax, {}, False),
     "SPSMax averaged": (optim.SPSMax, {"averaging": 2.0}, False),
@@ -39,6 +43,11 @@ TABLE = {
 @pytest.fixture(params=TABLE, name="row")
 def _row(request):
     return TABLE[request.param]
+
+
+def plain(optimizer):
+    """Whether the parameters move along the gradient itself."""
+    return not isinstance(optimizer, optim.Auto) and optimizer.direction is None
 
 
 def make(row, params, **more):
@@ -180,7 +189,7 @@ def test_two_samples_the_step_from_an_independent_batch(row):
     assert optimizer.last_step_size == alone.last_step_size > 0
     other = Task()
     gradient = torch.autograd.grad(other.loss(0), list(other.model.parameters()))
-    if not isinstance(optimizer, optim.Auto):  # whose direction is scaled
+    if plain(optimizer):
         for p, q, g in zip(before, task.parameters(), gradient, strict=True):
             torch.testing.assert_close(q, p - optimizer.last_step_size * g)
     run(task, optimizer, 3)  # and both kinds of call can follow one another
@@ -220,10 +229,10 @@ def test_groups_share_one_norm_and_keep_their_ratio(row):
     steps = [group["last_step_size"] for group in optimizer.param_groups]
     assert steps[1] == pytest.approx(steps[0] / 4)
     assert steps == [group["last_step_size"] for group in optimizer.state_dict()["param_groups"]]
-    if not isinstance(optimizer, optim.Auto):  # whose direction is scaled
+    if plain(optimizer):
         torch.testing.assert_close(w.detach(), before[0] - steps[0] * gradient[0])
         torch.testing.assert_close(v.detach(), before[1] - steps[1] * gradient[1])
-    if isinstance(optimizer, optim.SPSMax | optim.SPSB):
+    if isinstance(optimizer, optim.SPSMax | optim.SPSB) and plain(optimizer):
         value = 9 + 1 + 12 + 1
         assert steps[0] == pytest.approx(min(top, value / (36 + 4 + 144 / 4)))
 
@@ -917,3 +926,71 @@ def test_a_group_with_lr_zero_stands_still(row):
         optimizer.step(lambda: (w**2).sum() + (v**2).sum())
     assert w.item() == 2.0
     assert v.item() < 5.0
+
+
+# --- Adam versions
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_where_the_ceiling_binds_the_adam_version_is_torchs(clip, decay):
+    # far below its Polyak step the step is the ceiling, and what is left is AdamW, whatever it is given
+    ours, theirs = Task(dtype=torch.float64), Task(dtype=torch.float64)
+    mine = optim.SPSMax(
+        ours.model.parameters(), lr=1e-3, c=1e-9, weight_decay=decay, direction=Adam(search_momentum=False)
+    )
+    other = torch.optim.AdamW(theirs.model.parameters(), lr=1e-3, weight_decay=decay)
+
+    def closure(task, optimizer, k):
+        def call():
+            optimizer.zero_grad()
+            loss = task.loss(k)
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(task.model.parameters(), clip)
+            return loss
+
+        return call
+
+    for k in range(200):
+        mine.step(closure(ours, mine, k))
+        other.step(closure(theirs, other, k))
+        assert mine.last_step_size == 1e-3
+    start = Task(dtype=torch.float64).parameters()
+    moved = max((p - q).abs().max().item() for p, q in zip(start, ours.parameters(), strict=True))
+    assert moved > 0.05
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-12)
+
+
+def test_the_step_of_an_adam_version_is_polyaks_in_its_metric():
+    w = torch.tensor([3.0, -0.02], dtype=torch.float64, requires_grad=True)
+    optimizer = optim.SPSB([w], lr=1e6, direction=Adam(betas=(0.0, 0.9)))
+    value, v = [], torch.zeros(2, dtype=torch.float64)
+    for k in range(1, 8):
+        f = (10 * w[0] ** 2 + w[1] ** 2 + 0.5).detach().item()
+        g = (torch.tensor([20.0, 2.0]) * w).detach()
+        v = 0.9 * v + 0.1 * g**2
+        scale = (v / (1 - 0.9**k)).sqrt() + 1e-8
+        optimizer.step(lambda: 10 * w[0] ** 2 + w[1] ** 2 + 0.5)
+        assert optimizer.last_step_size == pytest.approx(f / (g * g / scale).sum().item(), rel=1e-12)
+        value.append(f)
+    assert min(value) < value[0]
+
+
+@pytest.mark.parametrize("bad", ["adam", Adam, 0.9, object()])
+def test_a_direction_that_is_none_is_named(bad):
+    w = torch.ones(2, requires_grad=True)
+    with pytest.raises(
+        ValueError, match=r"`SPSB\(direction=.*\)`: direction must be Adam\(...\), or Steepest\(\) or None"
+    ):
+        optim.SPSB([w], direction=bad)
+
+
+def test_the_state_of_another_direction_is_refused():
+    task = Task()
+    state = optim.SPSB(task.model.parameters(), direction=Adam()).state_dict()
+    with pytest.raises(
+        ValueError, match=r"the state is of direction=Adam\(.*this optimiser has None; nothing was loaded"
+    ):
+        optim.SPSB(task.model.parameters()).load_state_dict(state)

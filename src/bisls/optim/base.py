@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -15,11 +15,14 @@ from torch import Tensor
 
 from bisls._check import Wrong, real, settled, standing_for
 from bisls.agreement import agree, agree_on_parameters
+from bisls.directions.base import Direction
 from bisls.line import Line
-from bisls.optim.arithmetic import Ray, add_, decay_, lerp_, overflows
+from bisls.optim.arithmetic import Ray, add_, decay_, overflows
+from bisls.optim.averaging import Averaging
 from bisls.optim.closures import Closure, call_closure
 from bisls.optim.evaluation import Evaluation, bent, collect, looked, suspected
 from bisls.optim.groups import LATER, OPTIONS, check_group, check_keys, check_overlap, listed_params, settings_of
+from bisls.optim.headings import begin, direction_of, headed, keep
 from bisls.optim.states import checked_state
 from bisls.optim.units import chosen, options
 from bisls.ranks import meeting, together
@@ -33,7 +36,7 @@ logger = logging.getLogger("bisls")
 Params = Any  # what torch.optim takes: tensors, named tensors, or dicts of groups
 
 
-class LineOptimizer(torch.optim.Optimizer):
+class LineOptimizer(Averaging):
     """A `torch.optim.Optimizer` whose step comes from a step rule on one line through all of its groups.
 
     A new optimiser is a constructor that puts numbers into ``defaults`` and a method `_rule` that makes the step rule from
@@ -42,6 +45,7 @@ class LineOptimizer(torch.optim.Optimizer):
 
     _searches = False  # whether the rule evaluates the loss at trial points, so that it needs a closure
     _measures = False  # whether its trials only measure, so that no step has to pass at one
+    direction: Direction | None = None  # the gradient itself; also what older pickles had
     _met = 0  # the group of processes whose parameters are known to be the same
     _scale = 0.0  # by which the closure multiplied the gradient at the last step; only for a warning
     # what the optimiser itself writes into every group
@@ -53,14 +57,17 @@ class LineOptimizer(torch.optim.Optimizer):
         "last_step_size": 0.0,
         "last_checks": 0,
         "last_status": 0,
+        "direction": None,
+        "direction_t": 0,
     }
     _notes: ClassVar[tuple[str, ...]] = ()  # what else it writes into single groups
     _together: ClassVar[tuple[str, ...]] = ()  # what a parameter has, all of it, once it has a weight in the average
     # the arguments of the step rule -> those of the optimiser, where they differ
     _stands: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, params: Params, defaults: dict[str, Any]):
+    def __init__(self, params: Params, defaults: dict[str, Any], direction: Direction | None = None):
         name = type(self).__name__
+        self.direction = direction_of(name, direction)
         defaults = {**LATER, **defaults}
         for key, wanted in OPTIONS.items():
             defaults[key] = settled(name, key, defaults[key], wanted)
@@ -74,6 +81,7 @@ class LineOptimizer(torch.optim.Optimizer):
         )  # a bad argument is named now, not at the first step
         if not any(p.requires_grad for p in self._all()):
             raise ValueError(f"`{name}(params=...)`: none of the tensors requires grad; call requires_grad_() on them")
+        self._set(direction=None if self.direction is None else repr(self.direction))
 
     # --- what users call
 
@@ -132,27 +140,6 @@ class LineOptimizer(torch.optim.Optimizer):
         """How many trial points the last step evaluated."""
         return self.param_groups[0]["last_checks"]
 
-    @torch.no_grad()
-    def eval(self) -> None:
-        """Put the averaged iterate into the parameters, for evaluation or saving. Nothing happens without averaging."""
-        if not self._averages() or not self.param_groups[0]["train_mode"]:
-            return
-        for p in self._all():
-            if "average" in self.state.get(p, {}):
-                self.state[p]["iterate"] = p.detach().clone()
-                p.copy_(self.state[p]["average"])
-        self._set(train_mode=False)
-
-    @torch.no_grad()
-    def train(self) -> None:
-        """Put the iterate back into the parameters, so that training goes on."""
-        if self.param_groups[0]["train_mode"]:
-            return
-        for p in self._all():
-            if "iterate" in self.state.get(p, {}):
-                p.copy_(self.state[p].pop("iterate"))
-        self._set(train_mode=True)
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its ``lr`` sets the ratio of its steps to those of the others, its ``weight_decay`` is its own."""
         name, options = type(self).__name__, self.defaults.keys() - self._counters.keys()
@@ -185,6 +172,9 @@ class LineOptimizer(torch.optim.Optimizer):
             for key, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != p.dtype:
                     self.state[p][key] = value.to(p.device, copy=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "direction": self.direction}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -243,7 +233,12 @@ class LineOptimizer(torch.optim.Optimizer):
 
     def _advance(self, found: Evaluation, judged: Evaluation) -> None:
         """Choose the step on the judging loss, take it along the other's gradient."""
-        first = self.param_groups[0]
+        first, clipped = self.param_groups[0], found.clipped
+        kept: Mapping[str, Any] = {}
+        if self.direction is not None:
+            alone, clipped = found is judged, False  # what was clipped is what the direction sees
+            found, kept = self._headed(found)
+            judged = found if alone else self._headed(judged)[0]
         memory = Memory(first["k"], first["remembered"], dict(first["noted"]))
         if not (isfinite(found.value) and isfinite(found.gradient.slope) and isfinite(found.moves.slope)):
             step = Step(0.0, memory, status=Status.NON_FINITE)
@@ -252,11 +247,25 @@ class LineOptimizer(torch.optim.Optimizer):
         else:
             rule = self._named_rule({**first, "lr": self._ceiling()}, judged.gradient.unit)
             step = self._choose(rule, judged, judged.gradient, memory)
-            if step.size > 0.0 and found.clipped:
+            if step.size > 0.0 and clipped:
                 step = self._along_clipped(rule, found, found is judged, memory, step)
         if step.size > 0.0:
             step = self._take(found, judged, step)
+        if kept and step.status is not Status.NON_FINITE:
+            self._set(direction_t=first["direction_t"] + 1)
+            keep(self.state, kept)
         self._remember(step)
+
+    def _initialise(self) -> None:
+        super()._initialise()
+        if self.direction is not None:
+            begin(self.state, [p for p in self._all() if p.requires_grad])
+
+    def _headed(self, found: Evaluation) -> tuple[Evaluation, Mapping[str, Any]]:
+        """A loss with the rays of the direction, and what to remember of it."""
+        assert self.direction is not None
+        params = [p for p in self._all() if p.requires_grad]
+        return headed(self.direction, found, params, self.state, self.param_groups[0]["direction_t"])
 
     def _choose(self, rule: StepRule, judged: Evaluation, ray: Ray, memory: Memory, most: float = inf) -> Step:
         with self._trials(judged, ray) as at:
@@ -285,7 +294,7 @@ class LineOptimizer(torch.optim.Optimizer):
             return replace(step, size=0.0, status=Status.NON_FINITE)
         decay_(ray.params, shares)
         self._move(ray, step.size)
-        self._average(step)
+        self._average(step.memory.k)
         return step
 
     def _move(self, ray: Ray, size: float) -> None:
@@ -321,37 +330,6 @@ class LineOptimizer(torch.optim.Optimizer):
             if saved:
                 torch._foreach_copy_(ray.params, saved)
 
-    # --- the average
-
-    def _average(self, step: Step) -> None:
-        """Weights (k + 1)^power: power 0 is the plain mean of all iterates after a step (Theorem 1)."""
-        power = self.param_groups[0]["averaging"]
-        if power is None:
-            return
-        self._initialise()
-        averages = [self.state[p]["average"] for p in self._all()]
-        iterates = [p.detach().to(average.dtype) for p, average in zip(self._all(), averages, strict=True)]
-        lerp_(averages, iterates, self._shares(list(self._all()), float(step.memory.k) ** power), self._foreach)
-
-    def _averages(self) -> bool:
-        """Whether an averaged iterate is kept."""
-        return self.param_groups[0]["averaging"] is not None
-
-    def _shares(self, params: list[Tensor], weight: float) -> list[float]:
-        """The share of the newest iterate in each average; sums are kept by parameter, since some may join later."""
-        shares = []
-        for p in params:
-            total = self.state[p]["weight_sum"] = self.state[p].get("weight_sum", 0.0) + weight
-            shares.append(weight / total if total > 0 else 0.0)
-        return shares
-
-    def _initialise(self) -> None:
-        if self.param_groups[0]["averaging"] is not None:
-            for p in self._all():
-                if "average" not in self.state[p]:
-                    wide = torch.promote_types(p.dtype, torch.float32)
-                    self.state[p]["average"] = p.detach().clone().to(wide)
-
     def _remember(self, step: Step) -> None:
         before = self.last_status
         memory = step.memory
@@ -364,17 +342,6 @@ class LineOptimizer(torch.optim.Optimizer):
             logger.warning("%s, step %d: %s", type(self).__name__, step.memory.k, step.status.advice)
 
     # --- small things
-
-    @property
-    def _foreach(self) -> bool | None:
-        return self.param_groups[0]["foreach"]
-
-    def _all(self) -> Iterator[Tensor]:
-        return chain.from_iterable(group["params"] for group in self.param_groups)
-
-    def _set(self, **numbers: Any) -> None:
-        for group in self.param_groups:
-            group.update(numbers)
 
     def _any_gradient(self) -> bool:
         return any(p.grad is not None and bool(p.grad.any()) for p in self._all())

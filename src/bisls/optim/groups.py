@@ -34,7 +34,11 @@ OPTIONS: dict[str, Wanted] = {
 OWN = ("lr", "weight_decay")  # the options that may differ from group to group
 # what may stand in a group without being an option: names, and what torch's schedulers note there
 NOTES = {"params", "param_names", "name", "initial_lr", "max_lr", "min_lr", "swa_lr"}
-LATER = {"weight_decay": 0.0}  # options that older states do not have, and what they then were
+LATER = {
+    "weight_decay": 0.0,
+    "direction": None,
+    "direction_t": 0,
+}  # options that older states do not have, and what they then were
 
 
 def listed_params(name: str, params: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from bisls.directions.base import Direction
 from bisls.optim.base import LineOptimizer, Params
 from bisls.steps.armijo import Armijo, Backtrack, Grow, Interpolate, Restart
 from bisls.steps.base import StepRule
@@ -27,6 +28,8 @@ class SLSB(LineOptimizer):
             least 0; groups may differ.
         maximize: Maximise the objective.
         foreach: False walks over the parameters one by one.
+        direction: `bisls.Adam()` for the Adam version of the rule: steps along A^-1 m, the line's slope in that metric. The
+            gradient itself by default.
     """
 
     _searches = True
@@ -52,10 +55,11 @@ class SLSB(LineOptimizer):
         weight_decay: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
+        direction: Direction | None = None,
     ):
         numbers = {"lr": lr, "c": c, "shrink": shrink, "grow": grow, "f_min": f_min, "power": power}
         options = {"averaging": averaging, "weight_decay": weight_decay, "maximize": maximize, "foreach": foreach}
-        super().__init__(params, {**numbers, **options})
+        super().__init__(params, {**numbers, **options}, direction)
 
     def _rule(self, group: dict[str, Any]) -> StepRule:
         search = Armijo(
@@ -86,6 +90,8 @@ class SLS(SLSB):
             least 0; groups may differ.
         maximize: Maximise the objective (then ``f_min`` bounds its negative).
         foreach: False walks over the parameters one by one.
+        direction: `bisls.Adam()` for the Adam version of the rule: steps along A^-1 m, the line's slope in that metric. The
+            gradient itself by default.
     """
 
     def __init__(
@@ -101,6 +107,7 @@ class SLS(SLSB):
         weight_decay: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
+        direction: Direction | None = None,
     ):
         super().__init__(
             params,
@@ -114,4 +121,5 @@ class SLS(SLSB):
             weight_decay=weight_decay,
             maximize=maximize,
             foreach=foreach,
+            direction=direction,
         )

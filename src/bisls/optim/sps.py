@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from bisls.directions.base import Direction
 from bisls.optim.base import LineOptimizer, Params
 from bisls.steps.base import StepRule
 from bisls.steps.decay import Decay
@@ -27,6 +28,8 @@ class SPSMax(LineOptimizer):
             least 0; groups may differ.
         maximize: Maximise the objective (then ``f_min`` bounds its negative).
         foreach: False walks over the parameters one by one.
+        direction: `bisls.Adam()` for the Adam version of the rule: steps along A^-1 m, the line's slope in that metric. The
+            gradient itself by default.
     """
 
     _stands: ClassVar[dict[str, str]] = {"max_step": "lr"}
@@ -42,9 +45,10 @@ class SPSMax(LineOptimizer):
         weight_decay: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
+        direction: Direction | None = None,
     ):
         options = {"averaging": averaging, "weight_decay": weight_decay, "maximize": maximize, "foreach": foreach}
-        super().__init__(params, {"lr": lr, "c": c, "f_min": f_min, **options})
+        super().__init__(params, {"lr": lr, "c": c, "f_min": f_min, **options}, direction)
 
     def _rule(self, group: dict[str, Any]) -> StepRule:
         return Polyak(group["c"], group["f_min"], max_step=group["lr"])
@@ -79,6 +83,8 @@ class SPSB(LineOptimizer):
             least 0; groups may differ.
         maximize: Maximise the objective (then ``f_min`` bounds its negative).
         foreach: False walks over the parameters one by one.
+        direction: `bisls.Adam()` for the Adam version of the rule: steps along A^-1 m, the line's slope in that metric. The
+            gradient itself by default.
 
     Examples:
         >>> import torch
@@ -109,10 +115,11 @@ class SPSB(LineOptimizer):
         weight_decay: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
+        direction: Direction | None = None,
     ):
         numbers = {"lr": lr, "c": c, "f_min": f_min, "power": power}
         options = {"averaging": averaging, "weight_decay": weight_decay, "maximize": maximize, "foreach": foreach}
-        super().__init__(params, {**numbers, **options})
+        super().__init__(params, {**numbers, **options}, direction)
 
     def _rule(self, group: dict[str, Any]) -> StepRule:
         return Polyak(group["c"], group["f_min"], max_step=Decay(group["lr"], group["power"]))

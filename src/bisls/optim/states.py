@@ -49,6 +49,7 @@ GROUP: dict[str, Kind] = {
     **dict.fromkeys(("first_step", "spread"), Number(0.0)),
     **dict.fromkeys(("above", "alive", "dead"), Whole()),
     "start": Number(0.0, above=True),
+    "direction_t": Whole(),
     **dict.fromkeys(("initial_lr", "max_lr", "min_lr", "swa_lr"), Rate()),
 }
 
@@ -82,6 +83,9 @@ def checked_state(optimizer: Any, state_dict: Any) -> dict[str, Any]:
             keeps = optimizer._rule(first).keeps()
         except (ValueError, TypeError, OverflowError) as error:
             raise Unfit(f"state['param_groups'][0] cannot be used ({error})") from error
+        own_direction = optimizer.param_groups[0]["direction"]
+        if first.get("direction") != own_direction:
+            raise Unfit(f"the state is of direction={first.get('direction')}, this optimiser has {own_direction}")
         keeps.read(first["noted"], "state['param_groups'][0]['noted']")
         own = _entries(state_dict, params, optimizer._together)
         if not first["train_mode"] and not any("iterate" in entry for entry in own.values()):
@@ -139,7 +143,7 @@ def _entries(
         if entry is None:
             continue
         found[index] = dict(entry)
-        for key in ("average", "iterate", "z", "start", "squares"):
+        for key in ("average", "iterate", "z", "start", "squares", "direction_m", "direction_g"):
             if key in entry:
                 found[index][key] = _alike(p, entry[key], f"{where}[{key!r}]", wide=key != "iterate")
         for key, kind in (("weight_sum", Number(0.0)), ("version", Maybe(Whole())), ("seen", Whole())):
