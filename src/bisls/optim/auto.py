@@ -113,7 +113,7 @@ class Auto(LineOptimizer):
     _together: ClassVar[tuple[str, ...]] = ("z", "start", "average", "squares")
     _counters: ClassVar[dict[str, Any]] = {
         **LineOptimizer._counters,
-        "unit": 0.0,  # what gradients are measured in, for the whole run; 0 before the first
+        "unit": None,  # what gradients are measured in, for the whole run
         "begun": 0,  # the step before the first, or before the first after going back to the start
         "look": 0,  # the step at which the average is looked at next
         "gain": GAIN,

@@ -40,7 +40,7 @@ GROUP: dict[str, Kind] = {
     "last_status": Whole(0, int(max(Status))),
     **dict.fromkeys(("lengths", "squares"), Number(0.0)),
     "distance": Number(0.0),
-    "unit": Number(0.0, 2.0**1000),
+    "unit": Maybe(Number(2.0**-1000, 2.0**1000)),
     "begun": Whole(),
     "look": Whole(),
     "gain": Number(0.0, above=True),
@@ -83,6 +83,8 @@ def checked_state(optimizer: Any, state_dict: Any) -> dict[str, Any]:
             keeps = optimizer._rule(first).keeps()
         except (ValueError, TypeError, OverflowError) as error:
             raise Unfit(f"state['param_groups'][0] cannot be used ({error})") from error
+        if first.get("unit", 1.0) is None and first["squares"] > 0.0:
+            raise Unfit("state['param_groups'][0]['unit'] is None, although there were gradients")
         own_direction = optimizer.param_groups[0]["direction"]
         if first.get("direction") != own_direction:
             raise Unfit(f"the state is of direction={first.get('direction')}, this optimiser has {own_direction}")
