@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import importlib.util
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -38,15 +39,22 @@ TRUSTED = {
     ),
 }
 
+OWN = __name__.split(".", 1)[0]
+DRAWING = {"random", "secrets", "statistics", "tempfile", "uuid"}  # of Python's own: what draws random numbers
+
 
 def root_of(module: Any) -> str:
     """The package of a module, by its name."""
     return module.split(".", 1)[0] if isinstance(module, str) else ""
 
 
+@functools.lru_cache(maxsize=4096)
 def trusted_name(module: Any) -> bool:
-    """Whether a module of this name keeps nothing between two calls."""
-    return root_of(module) in TRUSTED
+    """Whether a module of this name keeps nothing between two calls that a loss could come to depend on."""
+    root = root_of(module)
+    if root == OWN:  # all but ready problems, whose losses are losses like any other
+        return module != f"{OWN}.tasks" and not module.startswith(f"{OWN}.tasks.")
+    return root in TRUSTED or (root in sys.stdlib_module_names and root not in DRAWING)
 
 
 @functools.lru_cache(maxsize=4096)
