@@ -248,7 +248,7 @@ PARTS = {
     "patience": "whole", "lower_direction": "part?", "lower_optimizer": "part?",
 }  # fmt: skip
 OPTIONS = {"params": "tensors", "lr": "number", "weight_decay": "number", "maximize": "flag", "foreach": "flag?"}
-AVERAGED = {**OPTIONS, "averaging": "flag?|number"}
+AVERAGED = {**OPTIONS, "averaging": "flag?|number", "direction": "part?"}
 SEARCHED = {**AVERAGED, "c": "number", "shrink": "number?", "grow": "number?", "f_min": "number?"}
 POLYAK = {**AVERAGED, "c": "number", "f_min": "number"}
 
