@@ -23,6 +23,8 @@ from bisls.progress import Progress, Transfer
 from bisls.steps import Constant
 from bisls.steps.base import Step, StepRule
 
+pytestmark = pytest.mark.slow  # `make quick` leaves it out
+
 ROWS = np.array([[1.0, 2.0], [0.5, -1.0], [3.0, 0.25], [-2.0, 1.0]])
 TARGET = np.array([2.0, -1.0, 0.5, 3.0])
 

@@ -630,6 +630,7 @@ def test_a_lower_part_that_raises_the_loss_is_noticed_whoever_it_is(name, lookin
     assert len(calls) - 1 <= cost.lower_values + cost.lower_gradients + cost.lower_graphs  # 1: how exact the loss is
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noisy", [False, True], ids=["one batch", "batches"])
 @pytest.mark.parametrize("around", [Around, Forgetful], ids=["wrapped", "forgetful"])
 @pytest.mark.parametrize("looking", LOOKING)

@@ -159,6 +159,7 @@ def same(one: list, two: list) -> bool:
     return repr(one) == repr(two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize(("base", "name", "part"), TABLE, ids=IDS)
 def test_a_wrapper_and_a_look_alike_run_as_the_part_itself(base, name, part, noise):
@@ -178,6 +179,7 @@ def test_wrappers_say_what_the_part_says(base, name, part):
             assert getattr(around, capability) == getattr(part, capability)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize(("base", "name", "part"), TABLE, ids=IDS)
 def test_a_saved_state_goes_on_bit_for_bit(base, name, part, noise):
@@ -372,6 +374,7 @@ def copied(batch):
     return [one.clone() for one in batch] if isinstance(batch, list) else batch.clone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [bisls.BiSLS, lambda p: bisls.BiSPS(p, samples=2), lambda p: bisls.BiSLS(p, hypergrad=bisls.StochasticNeumann(4))],

@@ -23,6 +23,8 @@ from bisls.record import History
 from bisls.report.files import ReportError, read_outcomes
 from bisls.report.plots import legend, panel_svg, save_panel, save_pictures
 
+pytestmark = pytest.mark.slow  # `make quick` leaves it out
+
 __all__ = ["forget"]  # a fixture for every test
 
 LOST = {

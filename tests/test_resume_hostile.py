@@ -17,6 +17,8 @@ import bisls
 from bisls.batches import filled, kept, same
 from bisls.checkpoint import CheckpointError
 
+pytestmark = pytest.mark.slow  # `make quick` leaves it out
+
 ROWS = torch.randn(20, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 LABELS = ROWS.sum(1) + torch.randn(20, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 GAPS = LABELS.clone()

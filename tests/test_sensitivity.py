@@ -20,6 +20,8 @@ from bisls.randomness import random_state
 from bisls.sensitivity import SensitivityReport, sensitivity
 from bisls.tasks.base import Batches
 
+pytestmark = pytest.mark.slow  # `make quick` leaves it out
+
 GRID = {"alphas": (1e-2, 10.0), "betas": (0.1, 100.0), "progress": False}
 ROWS = (torch.randn(30, 3, generator=torch.Generator().manual_seed(0)), torch.linspace(-1, 2, 30))
 

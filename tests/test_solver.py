@@ -210,6 +210,7 @@ def test_gradient_steps_is_the_papers_formula():
     assert ray.follow is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restart", [bisls.Restart(), bisls.Keep(), bisls.Grow(2.0)])
 @pytest.mark.parametrize("slack", [0.0, 0.1])
 def test_the_papers_armijo_inequality_holds_at_the_step_taken(restart, slack):
