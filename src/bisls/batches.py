@@ -37,11 +37,6 @@ def leaves(batch: Any) -> Iterator[Any]:
             yield from leaves(value)
 
 
-def says_all(batch: Any, also: Sequence[type] = ()) -> bool:
-    """Whether a batch is made of tensors, numbers and text, and of ``also``; any other object may hide more than it shows."""
-    return all(leaf is None or isinstance(leaf, (Tensor, int, float, str, *also)) for leaf in leaves(batch))
-
-
 def same(one: Any, two: Any) -> bool:
     """Whether two batches hold the same numbers: a copy of a batch is the same batch, and NaN is the same as NaN.
 

@@ -6,6 +6,7 @@ globals it names, the attributes of its objects. `Surroundings` walks over all t
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import gc
@@ -129,7 +130,7 @@ class Surroundings:
         small = (own for own in plain if 0 < own.nbytes <= LARGE)
         return [own for own in small if own.untyped_storage().data_ptr() not in memory][:FEW]
 
-    def hold(self, thing: Any, content: tuple[Any, ...]) -> None:
+    def hold(self, content: tuple[Any, ...]) -> None:
         """Look at what a thing holds too."""
         self._todo.extend([(own, self._depth) for own in content])
 
@@ -184,12 +185,10 @@ def _nothing(_: Surroundings, __: Any) -> None:
 
 def _tensor(found: Surroundings, tensor: Tensor) -> None:
     found._tensors.append(tensor)
-    found.hold(tensor, ())
 
 
 def _hidden(found: Surroundings, thing: Any) -> None:
     found.cannot_see(thing)
-    found.hold(thing, ())
 
 
 def _generator(found: Surroundings, thing: Any) -> None:
@@ -199,7 +198,6 @@ def _generator(found: Surroundings, thing: Any) -> None:
         found.calls.add("random" if thing is _PYTHONS else "numpy")
     else:
         found.generators.append(thing)
-    found.hold(thing, ())
 
 
 def _array(found: Surroundings, array: np.ndarray[Any, Any]) -> None:
@@ -216,27 +214,27 @@ def _function(found: Surroundings, function: types.FunctionType) -> None:
         content = [] if trusted else found.named(function)
         content.extend(function.__closure__ or ())
         extras = (function.__code__, function.__defaults__, function.__kwdefaults__, function.__dict__ or None)
-        found.hold(function, (*content, *extras))
+        found.hold((*content, *extras))
 
 
 def _module(found: Surroundings, module: types.ModuleType) -> None:
     """One that an object or a closure holds: nobody knows what of it is used."""
     found.calls.add(root_of(module.__name__))
     if root_of(module.__name__) not in TRUSTED | sys.stdlib_module_names:
-        found.hold(module, tuple(value for value in vars(module).values() if not isinstance(value, types.ModuleType)))
+        found.hold(tuple(value for value in vars(module).values() if not isinstance(value, types.ModuleType)))
 
 
 def _cached(found: Surroundings, function: Any) -> None:
     """A function with what it remembers."""
-    found.hold(function, tuple(own for own in gc.get_referents(function) if own is not type(function)))
+    found.hold(tuple(own for own in gc.get_referents(function) if own is not type(function)))
 
 
 def _variable(found: Surroundings, variable: contextvars.ContextVar[Any]) -> None:
-    found.hold(variable, (variable.get(None),))
+    found.hold((variable.get(None),))
 
 
 def _method(found: Surroundings, method: types.MethodType) -> None:
-    found.hold(None, (method.__func__, method.__self__))  # the method itself is made anew whenever it is asked for
+    found.hold((method.__func__, method.__self__))
 
 
 def _built_in(found: Surroundings, function: Any) -> None:
@@ -245,28 +243,26 @@ def _built_in(found: Surroundings, function: Any) -> None:
     if own is _PYTHONS or own is _NUMPYS:
         found.calls.add("random" if own is _PYTHONS else "numpy")
     elif own is not None and not isinstance(own, types.ModuleType | type):
-        found.hold(None, (own,))
+        found.hold((own,))
     elif root and root not in TRUSTED:
         _hidden(found, function)
 
 
 def _partial(found: Surroundings, thing: functools.partial[Any]) -> None:
-    found.hold(thing, (thing.func, thing.args, thing.keywords))
+    found.hold((thing.func, thing.args, thing.keywords))
 
 
 def _cell(found: Surroundings, cell: types.CellType) -> None:
-    try:
-        found.hold(cell, (cell.cell_contents,))
-    except ValueError:  # it is empty
-        found.hold(cell, ())
+    with contextlib.suppress(ValueError):  # it is empty
+        found.hold((cell.cell_contents,))
 
 
 def _wrapped(found: Surroundings, thing: Any) -> None:
-    found.hold(thing, (thing.__func__,))
+    found.hold((thing.__func__,))
 
 
 def _property(found: Surroundings, thing: property) -> None:
-    found.hold(thing, (thing.fget, thing.fset))
+    found.hold((thing.fget, thing.fset))
 
 
 def _class(found: Surroundings, kind: type) -> None:
@@ -274,7 +270,7 @@ def _class(found: Surroundings, kind: type) -> None:
         getattr(sys.modules.get(kind.__module__), "__file__", "") or ""
     ):
         own = tuple(value for name, value in vars(kind).items() if name not in _OF_EVERY_CLASS)
-        found.hold(kind, (*own, *kind.__bases__, type(kind)))
+        found.hold((*own, *kind.__bases__, type(kind)))
 
 
 def _object(found: Surroundings, thing: Any) -> None:
@@ -308,7 +304,7 @@ def _object(found: Surroundings, thing: Any) -> None:
     unseen = hasattr(type(thing), "__next__") or isinstance(thing, torch.jit.ScriptModule | torch.jit.ScriptFunction)
     if not known or unseen or len(content) > MOST:
         found.cannot_see(thing)
-    found.hold(thing, (*content, type(thing)) if len(content) <= MOST else ())
+    found.hold((*content, type(thing)) if len(content) <= MOST else ())
 
 
 def _look_for(kind: type) -> Look:

@@ -107,7 +107,6 @@ class Auto(LineOptimizer):
     """
 
     _searches = True
-    _measures = True
     _stands: ClassVar[dict[str, str]] = {"start": "lr"}
     _notes: ClassVar[tuple[str, ...]] = ("start",)
     _together: ClassVar[tuple[str, ...]] = ("z", "start", "average", "squares")

@@ -44,7 +44,6 @@ class LineOptimizer(Averaging):
     """
 
     _searches = False  # whether the rule evaluates the loss at trial points, so that it needs a closure
-    _measures = False  # whether its trials only measure, so that no step has to pass at one
     direction: Direction | None = None  # the gradient itself; also what older pickles had
     _met = 0  # the group of processes whose parameters are known to be the same
     _scale = 0.0  # by which the closure multiplied the gradient at the last step; only for a warning
@@ -281,7 +280,7 @@ class LineOptimizer(Averaging):
         slope = found.moves.slope
         if slope >= 0.0:
             return replace(step, size=0.0, status=Status.NOT_DESCENT if slope > 0.0 else Status.STATIONARY)
-        if not (judges and self._searches) or self._measures:
+        if not (judges and self._searches):
             return step
         again = self._choose(rule, found, found.moves, memory, most=step.size)
         return replace(again, memory=step.memory, checks=step.checks + again.checks)

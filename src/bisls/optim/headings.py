@@ -59,7 +59,7 @@ def headed(
     if steps:
         state = {key: torch.cat([_piece(states[p], key, p, dtype) for p in params]) for key in KEPT}
         state["t"] = steps
-    heading = direction.head(flat, flat, state)
+    heading = direction.head(flat, flat, state)  # Adam does not look at the point
     search = _ray(found, params, heading.search)
     move = search if heading.move is heading.search else _ray(found, params, heading.move)
     kept = {key: dict(zip(params, _parts(heading.state[key], params), strict=True)) for key in KEPT}

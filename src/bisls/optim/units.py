@@ -42,7 +42,7 @@ def options(group: dict[str, Any], unit: float) -> dict[str, Any]:
     """The numbers that a rule is made of, in units."""
     if unit == 1.0:
         return group
-    own = {**group, "unit": unit, "lr": min(max(float(group["lr"]) * unit, 5e-324), LARGEST)}
+    own = {**group, "lr": min(max(float(group["lr"]) * unit, 5e-324), LARGEST)}
     if group.get("f_min") is not None:
         own["f_min"] = min(max(group["f_min"] / unit, -LARGEST), LARGEST)
     return own
