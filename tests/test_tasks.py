@@ -15,8 +15,8 @@ from torch.nn import functional
 
 import bisls
 from bisls import tasks
-from bisls.tasks.cleaning import _auc
 from bisls.tasks.solve import Design, logistic
+from bisls.tasks.training import auc
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 DIGITS = DIGITS / 16.0
@@ -356,7 +356,7 @@ def test_auc_agrees_with_scikit_learn_with_ties():
     draw = np.random.default_rng(0)
     scores, truth = draw.integers(0, 12, 300) / 3.0, draw.random(300) < 0.3
     scores = scores + truth
-    ours = _auc(torch.tensor(scores[truth]), torch.tensor(scores[~truth]))
+    ours = auc(torch.tensor(scores[truth]), torch.tensor(scores[~truth]))
     assert ours == pytest.approx(roc_auc_score(truth, scores), rel=1e-12)
     assert ours > 0.6
 

@@ -1,5 +1,6 @@
 """Ready problems, each with its data, the exact value of what it minimises, and measures of what came out."""
 
+from bisls.tasks.architecture import architecture as architecture
 from bisls.tasks.base import Batches as Batches
 from bisls.tasks.base import Data as Data
 from bisls.tasks.base import Task as Task
@@ -12,3 +13,4 @@ from bisls.tasks.hyper_representation import hyper_representation as hyper_repre
 from bisls.tasks.penalties import logistic_penalties as logistic_penalties
 from bisls.tasks.penalties import ridge_penalties as ridge_penalties
 from bisls.tasks.quadratic import quadratic as quadratic
+from bisls.tasks.sample_weights import sample_weights as sample_weights

@@ -149,8 +149,12 @@ class Task:
         lower_iters: The number of lower steps an outer iteration that suits it.
         exact: ``F(x) = f(x, y*(x))`` at the present x, on all data, with the lower problem solved tightly in float64. It leaves
             no trace: parameters and random state stay as they are. The present y is only where the solver starts from. A lower
-            problem that cannot be solved (x is not finite) gives nan; one that is not solved tightly also warns.
+            problem that cannot be solved (x is not finite) gives nan; one that is not solved tightly also warns. Where y is a
+            network there is no such value: there it is the loss on data that neither level has seen, at the present x and y.
         metrics: Other measures at the present point, such as the accuracy on data that neither level has seen; may be empty.
+        retrained: What `exact` would be with y trained from its start at the present x, by plain Adam for a fixed number of steps
+            on batches of its own. While both levels are trained y may learn more of the upper loss than x holds; what x is
+            worth by itself shows here. It leaves no trace either. None where `exact` solves for y, or y begins anew anyway.
     """
 
     name: str
@@ -160,6 +164,7 @@ class Task:
     lower_iters: int
     exact: Callable[[], float]
     metrics: Callable[[], dict[str, float]]
+    retrained: Callable[[], float] | None = None
 
     def __repr__(self) -> str:
         return f"Task({self.name}: {self.problem!r}, lower_iters={self.lower_iters})"

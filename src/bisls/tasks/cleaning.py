@@ -13,6 +13,7 @@ from bisls.problem import Bilevel
 from bisls.tasks.base import Task, data, streams
 from bisls.tasks.inputs import classes, floating, pictures
 from bisls.tasks.solve import Design, cross_entropy, softmax
+from bisls.tasks.training import auc, mislabelled
 
 
 def cleaning(
@@ -76,11 +77,8 @@ def cleaning(
     order = torch.randperm(len(features), generator=split_rng).to(features.device)
     lower_rows, upper_rows, test_rows = torch.split(order, [train, validation, len(order) - train - validation])
     kinds = int(truth.max()) + 1
-    wrong = torch.zeros(train, dtype=torch.bool)
-    wrong[torch.randperm(train, generator=corruption_rng)[: round(corrupted * train)]] = True
-    shift = torch.randint(1, kinds, (train,), generator=corruption_rng) * wrong
-    wrong = wrong.to(features.device)
-    lower = features[lower_rows], (truth[lower_rows] + shift.to(features.device)) % kinds
+    given, wrong = mislabelled(truth[lower_rows], kinds, corrupted, corruption_rng)
+    lower = features[lower_rows], given
     upper = features[upper_rows], truth[upper_rows]
     test = features[test_rows], truth[test_rows]
 
@@ -111,7 +109,7 @@ def cleaning(
             guesses = functional.linear(test[0], weight, bias).argmax(1)
             found["accuracy"] = float((guesses == test[1]).double().mean())
         if 0 < int(wrong.sum()) < train:
-            found["auc"] = _auc(x[~wrong], x[wrong])
+            found["auc"] = auc(x[~wrong], x[wrong])
         return found
 
     return Task(
@@ -123,11 +121,3 @@ def cleaning(
         exact=exact,
         metrics=metrics,
     )
-
-
-def _auc(above: Tensor, below: Tensor) -> float:
-    """The share of pairs in which the first number is larger, ties half: the area under the ROC curve, by ranks."""
-    _, place, count = torch.unique(torch.cat([above, below]), return_inverse=True, return_counts=True)
-    middle = count.cumsum(0) - (count - 1) / 2  # the mean rank of equal numbers, from 1
-    ranks = middle.double()[place[: len(above)]].sum()
-    return float((ranks - len(above) * (len(above) + 1) / 2) / (len(above) * len(below)))

@@ -1,0 +1,221 @@
+"""Tasks with a network below: functions of their seed, no trace left, right measures, and what came out after training anew."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch.nn import functional
+
+import bisls
+from bisls import tasks
+
+DIGITS, LABELS = load_digits(return_X_y=True)
+DIGITS = DIGITS.reshape(-1, 8, 8) / 16.0
+
+
+def pictures(make, **fixed):
+    def task(**options):
+        return make(
+            DIGITS[:400], LABELS[:400], **{"train": 150, "validation": 100, "batch_size": 32, **fixed} | options
+        )
+
+    return task
+
+
+# every task, small; the options are those that all of them take
+TASKS = {
+    "sample_weights": pictures(tasks.sample_weights, hidden=16),
+    "sample_weights_normalised": pictures(tasks.sample_weights, hidden=16, normalised=True),
+    "architecture": pictures(tasks.architecture, channels=4),
+}
+STARTED = {"few_shot", "few_shot_pictures", "adversarial"}  # y begins anew in every iteration
+
+
+def batches(task: tasks.Task):
+    """A batch for each level, without moving the sampler of the task."""
+
+    def one(data):
+        if isinstance(data, tuple):
+            return data
+        place = data.state_dict()
+        batch = next(data)
+        data.load_state_dict(place)
+        return batch
+
+    upper = one(task.upper_data)
+    return upper, upper if task.lower_data is None else one(task.lower_data)
+
+
+def moved(task: tasks.Task, scale: float = 0.1, seed: int = 5) -> tasks.Task:
+    """The same task at another x and y."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in (*task.problem.x.tensors, *task.problem.y.tensors):
+            tensor *= 1 + scale * torch.rand(tensor.shape, generator=draw, dtype=tensor.dtype)
+    return task
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_is_a_function_of_its_seed(name):
+    state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    one, same, other = (TASKS[name](seed=seed) for seed in (4, 4, 5))
+    assert torch.equal(one.problem.x.read(), same.problem.x.read())
+    assert torch.equal(one.problem.y.read(), same.problem.y.read())
+    for mine, yours in zip(batches(one)[1], batches(same)[1], strict=True):
+        assert torch.equal(mine, yours)
+    assert one.exact() == same.exact() != other.exact()
+    assert one.metrics() == same.metrics()
+    assert torch.equal(state, torch.get_rng_state()), "torch's global generator was used"
+    assert np.array_equal(numpy_state, np.random.get_state()[1])  # noqa: NPY002
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_measures_leave_no_trace(name):
+    task = moved(TASKS[name](seed=3))
+    tensors = [*task.problem.x.tensors, *task.problem.y.tensors]
+    before = [(tensor.clone(), tensor.requires_grad, tensor.grad) for tensor in tensors]
+    state = torch.get_rng_state()
+    places = [data.state_dict() for data in (task.upper_data, task.lower_data) if hasattr(data, "state_dict")]
+    values = [task.exact(), *task.metrics().values()] + ([task.retrained()] if task.retrained else [])
+    assert all(math.isfinite(value) for value in values)
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.is_grad_enabled()
+    for tensor, (own, requires_grad, grad) in zip(tensors, before, strict=True):
+        assert torch.equal(tensor, own)
+        assert tensor.requires_grad is requires_grad
+        assert tensor.grad is grad
+    after = [data.state_dict() for data in (task.upper_data, task.lower_data) if hasattr(data, "state_dict")]
+    for one, two in zip(places, after, strict=True):
+        assert all(np.array_equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_second_derivatives_work_and_x_matters(name):
+    task = moved(TASKS[name](dtype=torch.float64))
+    problem = task.problem
+    _, batch = batches(task)
+    gradient = torch.autograd.grad(problem.lower_loss(batch), problem.y.tensors, create_graph=True)
+    draw = torch.Generator().manual_seed(0)
+    v = torch.randn(problem.y.numel, generator=draw, dtype=torch.float64)
+    graph = [part for part in gradient if part.requires_grad]
+    along = [own for part, own in zip(gradient, problem.y.split(v), strict=True) if part.requires_grad]
+    wanted = (*problem.y.tensors, *problem.x.tensors)
+    products = torch.autograd.grad(graph, wanted, along, allow_unused=True)
+    curved, mixed = products[: len(problem.y.tensors)], products[len(problem.y.tensors) :]
+    # the derivative of the gradient along v, by a central difference
+    here, step, sides = problem.y.read(), 1e-6, []
+    for sign in (1, -1):
+        problem.y.write_(here + sign * step * v)
+        sides.append(
+            problem.y.join(torch.autograd.grad(problem.lower_loss(batch), problem.y.tensors, allow_unused=True))
+        )
+    expected = (sides[0] - sides[1]) / (2 * step)
+    assert float(expected.norm()) > 1e-3
+    assert torch.allclose(problem.y.join(curved), expected, rtol=1e-4, atol=1e-6)
+    assert name in STARTED or float(problem.x.join(mixed).norm()) > 1e-6, "x acts through the lower loss"
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in STARTED])
+def test_training_anew_begins_at_the_start_and_learns(name):
+    task = TASKS[name]()
+    if task.retrained is None:
+        pytest.skip("exact solves for y")
+    before, again = task.exact(), task.retrained()
+    assert again < 0.9 * before
+    for tensor in task.problem.y.tensors:
+        tensor.data.mul_(3.0)  # where y stands does not matter
+    assert task.retrained() == again
+    other = TASKS[name]()
+    with torch.no_grad():
+        for tensor in other.problem.x.tensors:
+            tensor += torch.linspace(-2, 2, tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+    assert other.retrained() != again, "x matters"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_a_few_iterations_make_it_better(name):
+    task = TASKS[name]()
+    before = task.exact()
+    solver = bisls.Alternating(
+        task.problem,
+        hypergrad=bisls.Implicit(bisls.Identity(0.1)),
+        lower_optimizer=torch.optim.Adam(task.problem.y.tensors, lr=3e-3),
+        lower_iters=task.lower_iters,
+    )
+    bisls.fit(solver, task.upper_data, task.lower_data, 20, progress=False)
+    assert task.exact() < 0.95 * before
+
+
+WRONG = [
+    (tasks.sample_weights, {"corrupted": 1.2}, r"`sample_weights\(corrupted=1.2\)`: corrupted must lie in \[0, 1\]"),
+    (tasks.sample_weights, {"hidden": 0}, r"`sample_weights\(hidden=0\)`: hidden must be a whole number, at least 1"),
+    (tasks.sample_weights, {"normalised": 1}, "normalised must be True or False"),
+    (tasks.sample_weights, {"train": 1797}, "must leave samples that neither level sees"),
+    (tasks.sample_weights, {"test_size": 0}, "test_size must be None .* or a whole number, at least 1"),
+    (tasks.architecture, {"places": 0}, r"`architecture\(places=0\)`: places must be a whole number, at least 1"),
+    (tasks.architecture, {"channels": 1.5}, "channels must be a whole number"),
+    (tasks.architecture, {"batch_size": 10_000}, "batch_size must be None"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "said"), WRONG, ids=[f"{m.__name__}-{next(iter(o))}" for m, o, _ in WRONG])
+def test_wrong_arguments_are_named(make, options, said):
+    with pytest.raises(ValueError, match=said):
+        make(DIGITS, LABELS, **options)
+
+
+# ---- sample weights
+
+
+def test_sample_weights_tell_wrong_labels_apart():
+    clean, task = TASKS["sample_weights"](corrupted=0.0), TASKS["sample_weights"](corrupted=0.4)
+    wrong = clean.lower_data.tensors[1] != task.lower_data.tensors[1]
+    assert int(wrong.sum()) == 60
+    assert torch.equal(clean.upper_data.tensors[1], task.upper_data.tensors[1])
+    assert task.metrics()["auc"] == 0.5
+    assert "auc" not in clean.metrics()
+    before = task.retrained()
+    with torch.no_grad():
+        task.problem.x.tensors[0].copy_(torch.where(wrong, -6.0, 6.0))
+    assert task.metrics()["auc"] == 1.0
+    assert task.retrained() < 0.7 * before, "the right weights help"
+
+
+def test_normalised_weights_do_not_act_as_a_rate():
+    task = TASKS["sample_weights_normalised"](dtype=torch.float64)
+    _, batch = batches(task)
+    values = []
+    for level in (0.0, -3.0, 2.0):
+        with torch.no_grad():
+            task.problem.x.tensors[0].fill_(level)
+        values.append(task.problem.lower_loss(batch).item())
+    assert values == pytest.approx(values[:1] * 3, rel=1e-12)
+    assert values[0] > 1.0
+
+
+# ---- architecture
+
+
+def test_an_architecture_with_one_operation_is_that_operation():
+    task = TASKS["architecture"](dtype=torch.float64, places=1)
+    upper, _ = batches(task)
+    (x,) = task.problem.x.tensors
+    with torch.no_grad():
+        x.fill_(-50.0)
+        x[0, 3] = 50.0  # the input itself
+        skipped = task.problem.upper_loss(upper).item()
+        stem, stem_bias, *_, head, head_bias = task.problem.y.tensors
+        features = functional.max_pool2d(torch.relu(functional.conv2d(upper[0], stem, stem_bias, padding=1)), 2)
+        outputs = functional.linear(features.flatten(1), head, head_bias)
+        assert skipped == pytest.approx(functional.cross_entropy(outputs, upper[1]).item(), rel=1e-12)
+        x.fill_(-50.0)
+        x[0, 4] = 50.0  # nothing
+        outputs = head_bias.expand(len(upper[1]), -1)
+        expected = functional.cross_entropy(outputs, upper[1]).item()
+    assert task.problem.upper_loss(upper).item() == pytest.approx(expected, rel=1e-12)
+    assert task.metrics()["entropy"] == pytest.approx(0.0, abs=1e-12)
