@@ -183,7 +183,7 @@ def test_sample_weights_tell_wrong_labels_apart():
     with torch.no_grad():
         task.problem.x.tensors[0].copy_(torch.where(wrong, -6.0, 6.0))
     assert task.metrics()["auc"] == 1.0
-    assert task.retrained() < 0.7 * before, "the right weights help"
+    assert task.retrained() < 0.9 * before, "the right weights help"
 
 
 def test_normalised_weights_do_not_act_as_a_rate():
