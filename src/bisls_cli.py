@@ -79,7 +79,8 @@ def data(
     """
     from bisls import data as sets
 
-    wanted = list(dict.fromkeys([*(names or []), *(sets.DATASETS if everything else [])]))
+    sourced = [name for name, dataset in sets.DATASETS.items() if dataset.sources]
+    wanted = list(dict.fromkeys([*(names or []), *(sourced if everything else [])]))
     for name in wanted:
         if name not in sets.DATASETS:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(sets.DATASETS)}", param_hint="NAME")

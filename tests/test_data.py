@@ -15,7 +15,7 @@ import zipfile
 from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import FileIO, StringIO
+from io import BytesIO, FileIO, StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import bisls_cli as cli
 from bisls import data
 from bisls.data import catalogue, sources, store
-from bisls.data.formats import IdxPictures, LibsvmText, read_idx
+from bisls.data.formats import IdxPictures, LibsvmText, PackedDrawings, read_idx
 from bisls.data.sources import Dataset, File, System, Web, Wheel
 
 REAL = os.environ.get("BISLS_DATA")
@@ -476,16 +476,44 @@ def test_text_that_is_not_libsvms_is_refused(monkeypatch):
         LibsvmText(3).read(["tiny"], [TEXT])
 
 
+def packed(**arrays):
+    file = BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def test_packed_drawings_are_unpacked_and_checked():
+    images = np.array([[[0x0F, 0x21], [0x30, 0xF4]]], np.uint8)
+    parts = {"images": images, "labels": np.array([0], np.int16), "names": np.array(["part/alphabet/one"])}
+    read = PackedDrawings().read(["drawn.npz"], [packed(**parts)])
+    assert (read.x // 17).tolist() == [[[0, 15, 2, 1], [3, 0, 15, 4]]]
+    assert read.x.max() == 255
+    assert read.y.dtype == np.int64
+    assert not read.x.flags.writeable
+    for wrong in (b"", b"PK\x03\x04 no zip", packed(images=images), packed(**parts | {"names": np.array([{}])})):
+        with pytest.raises(data.DataError, match=r"drawn.npz is no npz file of images, labels and names"):
+            PackedDrawings().read(["drawn.npz"], [wrong])
+    with pytest.raises(data.DataError, match=r"must have a label for each image of bytes"):
+        PackedDrawings().read(["drawn.npz"], [packed(**parts | {"labels": np.array([0, 1])})])
+
+
+def test_a_data_set_without_a_source_says_why_and_where_to_put_it(own, monkeypatch):
+    register(monkeypatch, replace(tiny(), note="no server has it"), small())
+    with pytest.raises(data.DataError, match=r"(?s)no server has it.*put them here") as caught:
+        data.load("tiny")
+    assert str(own / "tiny") in str(caught.value)
+
+
 def test_an_unknown_name_is_answered_with_the_known_ones():
     for call in (data.load, data.fetch, data.where):
-        with pytest.raises(ValueError, match=r"name='cifar'.*mnist, fashion-mnist, w8a, a9a, mushrooms"):
+        with pytest.raises(ValueError, match=r"name='cifar'.*mnist, fashion-mnist, w8a, a9a, mushrooms, omniglot"):
             call("cifar")
 
 
 def test_the_registry_is_well_formed():
     for name, dataset in data.DATASETS.items():
         assert dataset.name == name
-        assert dataset.sources
+        assert dataset.sources or dataset.note
         for file in dataset.files:
             kind, digest = file.checksum.split(":")
             assert len(bytes.fromhex(digest)) == hashlib.new(kind).digest_size
@@ -502,6 +530,13 @@ def test_real_data_has_its_size(name, monkeypatch):
         assert loaded.x.shape == (dataset.rows, dataset.features)
         assert set(loaded.y.tolist()) == {-1, 1}
         assert int((loaded.y > 0).sum()) == {"w8a": 1479, "a9a": 7841, "mushrooms": 4208}[name]
+    elif isinstance(loaded, data.Drawings):
+        assert loaded.x.shape == (dataset.rows, 28, 28)
+        assert (np.bincount(loaded.y) == 20).all()
+        assert len(loaded.names) == loaded.y.max() + 1 == 1623
+        assert sum(name.startswith("images_background") for name in loaded.names) == 964
+        assert loaded.x.max() == 255
+        assert 0.05 < (loaded.x > 127).mean() < 0.15, "ink is bright"
     else:
         assert (loaded.train_x.shape, loaded.test_x.shape) == ((60_000, 28, 28), (10_000, 28, 28))
         assert (np.bincount(loaded.test_y) > 800).all()

@@ -31,8 +31,13 @@ TASKS = {
     "sample_weights": pictures(tasks.sample_weights, hidden=16),
     "sample_weights_normalised": pictures(tasks.sample_weights, hidden=16, normalised=True),
     "architecture": pictures(tasks.architecture, channels=4),
+    "few_shot": lambda **options: tasks.few_shot(**{"hidden": 8, "batch_size": 3} | options),
+    "few_shot_rates": lambda **options: tasks.few_shot(hidden=8, batch_size=3, rates=True, proximal=0.1, **options),
+    "few_shot_pictures": lambda **options: tasks.few_shot(
+        tasks.Pictures(DIGITS, LABELS, ways=2), **{"hidden": 8, "batch_size": 3, "shots": 2} | options
+    ),
 }
-STARTED = {"few_shot", "few_shot_pictures", "adversarial"}  # y begins anew in every iteration
+STARTED = {"few_shot", "few_shot_rates", "few_shot_pictures", "adversarial"}  # y begins anew in every iteration
 
 
 def batches(task: tasks.Task):
@@ -163,6 +168,33 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shots": 0}, r"`few_shot\(shots=0\)`: shots must be a whole number, at least 1"),
+        ({"queries": 1.5}, "queries must be a whole number"),
+        ({"batch_size": 0}, "batch_size must be a whole number"),
+        ({"lower_iters": 0}, "lower_iters must be a whole number"),
+        ({"rates": "yes"}, "rates must be True or False"),
+        ({"proximal": -1.0}, r"proximal must lie in \[0, inf\)"),
+        ({"source": tasks.Sinusoids}, "must be a Source.*this is the class; call it"),
+        (
+            {"source": tasks.Pictures(DIGITS, LABELS, ways=4)},
+            "three groups of at least so many classes, got 10 classes",
+        ),
+        (
+            {"source": tasks.Pictures(DIGITS, LABELS, ways=2), "shots": 170, "queries": 10},
+            "at most what the smallest class",
+        ),
+    ],
+)
+def test_wrong_arguments_of_few_shot_are_named(options, said):
+    with pytest.raises(ValueError, match=said):
+        tasks.few_shot(**options)
+    with pytest.raises(ValueError, match=r"`Pictures\(ways=1\)`: ways must be a whole number, at least 2"):
+        tasks.Pictures(DIGITS, LABELS, ways=1)
+
+
 @pytest.mark.parametrize(("make", "options", "said"), WRONG, ids=[f"{m.__name__}-{next(iter(o))}" for m, o, _ in WRONG])
 def test_wrong_arguments_are_named(make, options, said):
     with pytest.raises(ValueError, match=said):
@@ -219,3 +251,77 @@ def test_an_architecture_with_one_operation_is_that_operation():
         expected = functional.cross_entropy(outputs, upper[1]).item()
     assert task.problem.upper_loss(upper).item() == pytest.approx(expected, rel=1e-12)
     assert task.metrics()["entropy"] == pytest.approx(0.0, abs=1e-12)
+
+
+# ---- few-shot
+
+
+def test_tasks_of_a_batch_are_learnt_side_by_side():
+    task = TASKS["few_shot"](dtype=torch.float64)
+    batch = next(task.upper_data)
+    weights = [tensor.detach() for tensor in task.problem.y.tensors]
+    each = []
+    for i in range(3):
+        here = batch[0][i]
+        for layer in range(0, 6, 2):
+            here = functional.linear(torch.relu(here) if layer else here, weights[layer][i], weights[layer + 1][i])
+        each.append(functional.mse_loss(here, batch[1][i]).item())
+    assert task.problem.lower_loss(batch).item() == pytest.approx(sum(each), rel=1e-12)
+    assert min(each) > 0.01
+    starts = task.problem.lower_start()
+    assert all(torch.equal(own, start) for own, start in zip(task.problem.y.tensors, starts, strict=True))
+    assert all(start.requires_grad for start in starts), "gradients flow back to x"
+
+
+def test_a_learnt_rate_is_the_rate_of_its_tensor():
+    plain, task = (tasks.few_shot(hidden=8, batch_size=3, rates=rates, dtype=torch.float64) for rates in (False, True))
+    batch = next(plain.upper_data)
+    rates = [0.5, -1.0, 0.2, 0.0, 1.0, -0.3]
+    with torch.no_grad():
+        for r, value in zip(task.problem.x.tensors[6:], rates, strict=True):
+            r.fill_(value)
+    for own, factors in ((plain, [0.1 * math.exp(r) for r in rates]), (task, [0.1] * 6)):
+        for _ in range(2):
+            slopes = torch.autograd.grad(own.problem.lower_loss(batch), own.problem.y.tensors)
+            with torch.no_grad():
+                for tensor, slope, factor in zip(own.problem.y.tensors, slopes, factors, strict=True):
+                    tensor -= factor * slope
+    values = [own.problem.upper_loss(batch).item() for own in (plain, task)]
+    assert values[0] == pytest.approx(values[1], rel=1e-10)
+    assert values[0] > 0.01
+
+
+def test_pictures_for_training_and_judging_share_no_class():
+    labels = np.repeat(np.arange(30), 6)
+    images = np.stack([labels, np.arange(180)], 1).astype(np.float32)  # a picture says which class and which one it is
+    source = tasks.Pictures(images, labels, ways=4, held_out=0.2)
+    width, outputs, draws = source.open(torch.Generator().manual_seed(0))
+    assert (width, outputs) == (2, 4)
+    seen = []
+    for draw in draws:
+        support, wanted, query, targets = draw(torch.Generator().manual_seed(1), 50, 2, 3)
+        assert (support.shape, wanted.shape, query.shape, targets.shape) == ((50, 8, 2), (50, 8), (50, 12, 2), (50, 12))
+        for i in range(50):
+            kinds = {int(k): int(c) for k, c in zip(wanted[i], support[i, :, 0], strict=True)}
+            assert len(set(kinds.values())) == 4
+            assert all(kinds[int(k)] == int(c) for k, c in zip(targets[i], query[i, :, 0], strict=True))
+            assert not set(support[i, :, 1].tolist()) & set(query[i, :, 1].tolist())
+        seen.append(set(support[:, :, 0].flatten().tolist()))
+    assert [len(kinds) for kinds in seen] == [18, 6, 6]
+    assert not (seen[0] & seen[1] or seen[0] & seen[2] or seen[1] & seen[2])
+
+
+def test_drawn_batches_resume_bit_for_bit(tmp_path):
+    task = TASKS["few_shot"]()
+    for _ in range(3):
+        next(task.upper_data)
+    torch.save(task.upper_data.state_dict(), tmp_path / "place.pt")
+    expected = [next(task.upper_data) for _ in range(4)]
+    again = TASKS["few_shot"]().upper_data
+    again.load_state_dict(torch.load(tmp_path / "place.pt", weights_only=True))
+    for batch in expected:
+        assert all(torch.equal(one, two) for one, two in zip(batch, next(again), strict=True))
+    with pytest.raises(ValueError, match="lacks generator"):
+        again.load_state_dict({})
+    with pytest.raises(ValueError, match=r"`Drawn\(make=.*must be a callable that takes a torch.Generator"):
+        tasks.Drawn(lambda: 1)

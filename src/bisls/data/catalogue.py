@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 
 from bisls._check import require_argument
 from bisls.data import store
-from bisls.data.formats import Images, Table
+from bisls.data.formats import Drawings, Images, Table
 from bisls.data.sources import DATASETS, Dataset
 
 
@@ -17,12 +17,14 @@ def load(name: Literal["mnist", "fashion-mnist"]) -> Images: ...
 @overload
 def load(name: Literal["w8a", "a9a", "mushrooms"]) -> Table: ...
 @overload
+def load(name: Literal["omniglot"]) -> Drawings: ...
+@overload
 def load(name: str) -> Any: ...  # one or the other: the caller knows which
-def load(name: str) -> Images | Table:
+def load(name: str) -> Images | Table | Drawings:
     """A data set as arrays; it is downloaded if it is not here, verified, and kept for the next call.
 
     Args:
-        name: One of `DATASETS`: mnist, fashion-mnist (`Images`), w8a, a9a, mushrooms (`Table`).
+        name: One of `DATASETS`: mnist, fashion-mnist (`Images`), w8a, a9a, mushrooms (`Table`), omniglot (`Drawings`).
 
     Raises:
         DataError: It cannot be had, or a file is not what it should be; the message says what to do.
@@ -67,6 +69,6 @@ def _known(call: str, name: str) -> Dataset:
 
 
 @cache
-def _read(dataset: Dataset) -> Images | Table:
+def _read(dataset: Dataset) -> Images | Table | Drawings:
     names = [file.name for file in dataset.files]
     return dataset.format.read(names, [held.contents for held in store.obtain(dataset)])

@@ -1,4 +1,4 @@
-"""The contents of files turned into arrays: idx (MNIST and its kin) and LIBSVM text."""
+"""The contents of files turned into arrays: idx (MNIST and its kin), LIBSVM text, and packed drawings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from math import prod
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,21 @@ class Table:
 
     x: NDArray[np.float32]
     y: NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Drawings:
+    """Drawings of many characters, a few of each. The arrays are read-only, since all callers share them.
+
+    Attributes:
+        x: Bytes, drawings x 28 x 28, ink bright.
+        y: Which character, int64, from 0.
+        names: Of the characters, as "part/alphabet/character".
+    """
+
+    x: NDArray[np.uint8]
+    y: NDArray[np.int64]
+    names: NDArray[np.str_]
 
 
 def read_idx(contents: bytes, name: str, dims: int) -> NDArray[np.uint8]:
@@ -101,6 +117,25 @@ class LibsvmText:
         if len(kinds) != 2:
             raise DataError(f"{names[0]} must have two kinds of labels, has {len(kinds)}")
         return Table(_frozen(x.toarray(), np.float32), _frozen(np.where(labels == kinds[1], 1, -1), np.float32))
+
+
+@dataclass(frozen=True)
+class PackedDrawings:
+    """One npz file: `images` with two pixels of 16 greys in a byte, the left one in its high half; `labels`; `names`."""
+
+    def read(self, names: Sequence[str], contents: Sequence[bytes]) -> Drawings:
+        """The arrays."""
+        try:
+            with np.load(BytesIO(contents[0]), allow_pickle=False) as file:
+                packed, labels, characters = file["images"], file["labels"], file["names"]
+        except (ValueError, KeyError, OSError, EOFError, BadZipFile) as error:
+            raise DataError(f"{names[0]} is no npz file of images, labels and names: {error}") from error
+        if packed.dtype != np.uint8 or packed.ndim != 3 or len(packed) != len(labels):
+            raise DataError(
+                f"{names[0]} must have a label for each image of bytes, has {packed.shape} and {labels.shape}"
+            )
+        pixels = np.stack([packed >> 4, packed & 15], -1).reshape(len(packed), packed.shape[1], -1) * np.uint8(17)
+        return Drawings(_frozen(pixels, np.uint8), _frozen(labels, np.int64), _frozen(characters, characters.dtype))
 
 
 def _frozen(array: NDArray[Any], dtype: Any) -> NDArray[Any]:

@@ -15,7 +15,7 @@ from zipfile import ZipFile
 
 from bisls._version import __version__
 from bisls.data.errors import Unusable
-from bisls.data.formats import IdxPictures, Images, LibsvmText, Table
+from bisls.data.formats import Drawings, IdxPictures, Images, LibsvmText, PackedDrawings, Table
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class System:
 class Format(Protocol):
     """How files become arrays."""
 
-    def read(self, names: Sequence[str], contents: Sequence[bytes]) -> Images | Table:
+    def read(self, names: Sequence[str], contents: Sequence[bytes]) -> Images | Table | Drawings:
         """The arrays, from the plain contents of the files in their order."""
 
 
@@ -164,6 +164,7 @@ class Dataset:
         sources: Tried in this order.
         format: What turns the files into arrays.
         systems: Folders of the operating system, looked at before anything is downloaded.
+        note: Where there is no source: why, and how it is made.
     """
 
     name: str
@@ -174,6 +175,7 @@ class Dataset:
     sources: tuple[Source, ...]
     format: Format
     systems: tuple[System, ...] = ()
+    note: str = ""
 
 
 def _idx_files(*checksums: str) -> tuple[File, ...]:
@@ -237,5 +239,15 @@ _ALL = (
     _libsvm("w8a", 49_749, 300, "6a9fa8fd5f524303240a5db07d4b3d4a51e8b7b4b20a914105d8e3e8c81640f2"),
     _libsvm("a9a", 32_561, 123, "f5d5ffd8d865ff41328e7ee043e4b020816914ff6843ff15b98905ddbedce906"),
     _libsvm("mushrooms", 8_124, 112, "f39a4eb628dc61a7d43760815b061c9e497aa728ce1ad8bde57a09ef6043b538"),
+    Dataset(
+        "omniglot",
+        32_460,
+        784,
+        files=(File("omniglot28.npz", "sha256:b8df8b2d2121af5d7b819196e897e4cac8c73e7025372cf96ddb757e471a119e"),),
+        folders=("",),
+        sources=(),
+        format=PackedDrawings(),
+        note="no server has this file: it is the public Omniglot drawings, shrunk to 28 x 28 with 16 greys",
+    ),
 )
 DATASETS: Mapping[str, Dataset] = MappingProxyType({dataset.name: dataset for dataset in _ALL})

@@ -135,6 +135,7 @@ def _download(dataset: Dataset, missing: list[File], console: Any) -> dict[File,
     got: dict[File, Held] = {}
     # a system's folder that has all files was found before
     failures = [f"{system.folder}: not there, or not complete ({system.install})" for system in dataset.systems]
+    failures += [dataset.note] if dataset.note else []
     with Transfer(console) as bar:
         for source in dataset.sources:
             try:

@@ -3,9 +3,14 @@
 from bisls.tasks.architecture import architecture as architecture
 from bisls.tasks.base import Batches as Batches
 from bisls.tasks.base import Data as Data
+from bisls.tasks.base import Drawn as Drawn
 from bisls.tasks.base import Task as Task
 from bisls.tasks.cleaning import cleaning as cleaning
 from bisls.tasks.distillation import distillation as distillation
+from bisls.tasks.few_shot import Pictures as Pictures
+from bisls.tasks.few_shot import Sinusoids as Sinusoids
+from bisls.tasks.few_shot import Source as Source
+from bisls.tasks.few_shot import few_shot as few_shot
 from bisls.tasks.hyper_representation import CrossEntropy as CrossEntropy
 from bisls.tasks.hyper_representation import HeadLoss as HeadLoss
 from bisls.tasks.hyper_representation import LeastSquares as LeastSquares

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls._check import FLAG, SEED, iterable, require_argument, settled, whole_number
+from bisls._check import FLAG, SEED, function, iterable, require_argument, settled, whole_number
 from bisls.problem import Bilevel
 from bisls.states import Fields, Numbers, Whole, read
 
@@ -133,8 +133,55 @@ def _no_order(rows: Tensor) -> str:
     return "" if torch.equal(rows.sort().values, torch.arange(len(rows)).to(rows)) else "is no order of the rows"
 
 
-Data = tuple[Tensor, ...] | Batches
-"""A tuple of tensors is one batch for every step (deterministic), a `Batches` a new batch for each (stochastic)."""
+class Drawn(Iterator[tuple[Tensor, ...]]):
+    """An endless iterator of batches that a function draws, such as new tasks of meta-learning.
+
+    Args:
+        make: Called with a `torch.Generator` for every batch; it must draw from nothing else.
+        seed: What the generator begins with.
+
+    Examples:
+        >>> import torch
+        >>> batches = Drawn(lambda rng: (torch.randn(3, generator=rng),), seed=2)
+        >>> place = batches.state_dict()
+        >>> (first,) = next(batches)
+        >>> batches.load_state_dict(place)
+        >>> torch.equal(next(batches)[0], first)
+        True
+    """
+
+    def __init__(self, make: Callable[[torch.Generator], tuple[Tensor, ...]], seed: int = 0):
+        rule = "must be a callable that takes a torch.Generator and returns a tuple of tensors"
+        self.make = settled("Drawn", "make", make, function(1, rule))
+        self.seed = settled("Drawn", "seed", seed, SEED)
+        self._generator = torch.Generator().manual_seed(self.seed)
+
+    def __iter__(self) -> Drawn:
+        return self
+
+    def __next__(self) -> tuple[Tensor, ...]:
+        return self.make(self._generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place: the state of the generator."""
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a place that `state_dict` gave, bit for bit.
+
+        Raises:
+            ValueError: It is no such place; nothing was loaded.
+        """
+        words = Numbers(tuple(self._generator.get_state().shape), (torch.uint8,), device=torch.device("cpu"))
+        own = read("`Drawn.load_state_dict(...)`", Fields({"generator": words}), state)
+        self._generator.set_state(own["generator"])
+
+    def __repr__(self) -> str:
+        return f"Drawn(seed={self.seed})"
+
+
+Data = tuple[Tensor, ...] | Batches | Drawn
+"""A tuple of tensors is one batch for every step (deterministic), a `Batches` or a `Drawn` a new batch for each (stochastic)."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +191,8 @@ class Task:
     Attributes:
         name: What it is called.
         problem: The two losses and their parameters, at their start.
-        upper_data: The batches of the upper loss: a tuple of tensors (one batch for every step) or a `Batches`.
-        lower_data: The same for the lower loss.
+        upper_data: The batches of the upper loss: a tuple of tensors (one batch for every step), a `Batches` or a `Drawn`.
+        lower_data: The same for the lower loss; None where the lower loss is called with the upper batch.
         lower_iters: The number of lower steps an outer iteration that suits it.
         exact: ``F(x) = f(x, y*(x))`` at the present x, on all data, with the lower problem solved tightly in float64. It leaves
             no trace: parameters and random state stay as they are. The present y is only where the solver starts from. A lower
@@ -160,7 +207,7 @@ class Task:
     name: str
     problem: Bilevel
     upper_data: Data
-    lower_data: Data
+    lower_data: Data | None
     lower_iters: int
     exact: Callable[[], float]
     metrics: Callable[[], dict[str, float]]
