@@ -241,7 +241,7 @@ def few_shot(
 
     def adapted(batch: tuple[Tensor, ...], rate: float) -> Tensor:
         """The outputs for the queries after plain steps from x."""
-        factors = [rate * float(torch.exp(r)) for r in learnt] if rates else [rate] * len(start)
+        factors = [rate * float(torch.exp(r.detach())) for r in learnt] if rates else [rate] * len(start)
         own = [tensor.detach().expand(len(batch[0]), *tensor.shape).clone() for tensor in start]
         begun = [tensor.clone() for tensor in own]
         for _ in range(lower_iters):
