@@ -43,6 +43,7 @@ ORDER = [
     "record",
     "outcome",
     "linear",
+    "derivatives",
     "directions",
     "steps",
     "lower",

@@ -1,5 +1,6 @@
 """How y is trained: one way a file. All hand over where they went, so that a hypergradient can look through their steps."""
 
+from bisls.lower.base import Began as Began
 from bisls.lower.base import Ended as Ended
 from bisls.lower.base import Lowered as Lowered
 from bisls.lower.base import LowerPart as LowerPart
