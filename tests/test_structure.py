@@ -46,6 +46,7 @@ ORDER = [
     "derivatives",
     "directions",
     "steps",
+    "pace",
     "lower",
     "hypergrad",
     "check",

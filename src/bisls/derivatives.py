@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 Factor = Tensor | float  # one number, or one for each coordinate
@@ -144,30 +145,34 @@ class Momentum(Derivative):
 
 @dataclass(frozen=True)
 class Averaged(Derivative):
-    """``z' = z - D g``, ``a' = a + w (z' - a)``, ``y' = a' + s (z' - a')``: an iterate, its average, and a point between the two.
+    """``z' = z - c g / a``, ``m' = m + w (z' - m)``, ``y' = m' + s (z' - m')``: an iterate, its mean, a point between.
 
     ``momentum`` of an adjoint is what is owed to minus z here.
 
     Args:
-        scale: D.
-        weight: w, of the new iterate in the average.
-        share: s, of the way from the average to the iterate.
-        decay: z goes back by so much of y as well.
+        size: c.
+        weight: w, of the new iterate in the mean.
+        share: s, of the way from the mean to the iterate.
+        scale: a.
     """
 
-    scale: Factor
+    size: float
     weight: float
     share: float
-    decay: float = 0.0
+    scale: Factor = 1.0
+
+    @property
+    def factor(self) -> Factor:
+        """c / a, by which the gradient moves the iterate."""
+        return self.size / self.scale
 
     def back(self, after: Adjoint, gradient: Tensor, following: Following) -> tuple[Adjoint, Tensor]:
-        """Back through the point, the average and the iterate."""
-        average = (1 - self.share) * after.y
-        average = average if after.average is None else average + after.average
-        iterate = self.share * after.y + self.weight * average  # owed to z'
+        """Back through the point, the mean and the iterate."""
+        mean = (1 - self.share) * after.y
+        mean = mean if after.average is None else mean + after.average
+        iterate = self.share * after.y + self.weight * mean  # owed to z'
         iterate = iterate if after.momentum is None else iterate - after.momentum
-        v = self.scale * iterate
-        return Adjoint(-self.decay * iterate, -iterate, None, (1 - self.weight) * average), v
+        return Adjoint(torch.zeros_like(after.y), -iterate, None, (1 - self.weight) * mean), self.factor * iterate
 
 
 @dataclass(frozen=True)

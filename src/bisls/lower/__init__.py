@@ -8,3 +8,4 @@ from bisls.lower.base import TraceStep as TraceStep
 from bisls.lower.loop import Loop as Loop
 from bisls.lower.newton import Newton as Newton
 from bisls.lower.optimizer import UserOptimizer as UserOptimizer
+from bisls.lower.trained import Trained as Trained
