@@ -12,7 +12,8 @@ from torch.nn import functional
 
 import bisls
 from bisls.batches import Minibatches
-from bisls.hypergrad.unrolled import through
+from bisls.derivatives import Adjoint, Following
+from bisls.hypergrad.lookahead import through
 from bisls.lower import Loop, Lowered, LowerPart, Newton, UserOptimizer
 from bisls.status import Status
 
@@ -155,6 +156,8 @@ def test_a_trial_of_the_papers_response_is_a_step_of_the_lower_direction():
 
 # --- the trace
 
+STILL = Following(momentum=False)  # the state of the direction held still
+
 
 @pytest.mark.parametrize("direction", [bisls.Steepest(), bisls.Adam(), bisls.Adam((0.0, 0.99))], ids=repr)
 def test_the_trace_is_what_differentiating_through_the_steps_needs(direction):
@@ -166,14 +169,15 @@ def test_the_trace_is_what_differentiating_through_the_steps_needs(direction):
         assert [step.batch for step in lowered.trace] == rows
         assert torch.equal(lowered.trace[0].y, start)
         upper = oracle.upper(rows[0])
-        flat, _ = through(oracle, lowered.trace, upper)
+        flat, _ = through(oracle, lowered.trace, upper, STILL)
 
-    scales = [step.scale for step in lowered.trace]
+    ones = Adjoint(torch.ones_like(start))
+    scales = [step.derivative.back(ones, start, STILL)[1] for step in lowered.trace]
     offsets = []  # the part of a step that does not depend on its gradient: momentum of earlier ones
     ends = [*(step.y for step in lowered.trace[1:]), lowered.y]
     for step, end in zip(lowered.trace, ends, strict=True):
         problem.y.write_(step.y)
-        offsets.append(end - step.y + step.scale * oracle.lower(step.batch).grad)
+        offsets.append(end - step.y + scales[len(offsets)] * oracle.lower(step.batch).grad)
 
     def run(x_: Tensor) -> Tensor:
         y_ = start

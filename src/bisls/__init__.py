@@ -25,6 +25,7 @@ from bisls.fit import Interrupted as Interrupted
 from bisls.fit import fit as fit
 from bisls.hypergrad import Hypergradient as Hypergradient
 from bisls.hypergrad import Implicit as Implicit
+from bisls.hypergrad import Lookahead as Lookahead
 from bisls.hypergrad import StochasticNeumann as StochasticNeumann
 from bisls.hypergrad import Unrolled as Unrolled
 from bisls.hypergrad import hypergradient as hypergradient
@@ -46,6 +47,7 @@ from bisls.record import Record as Record
 from bisls.response import Frozen as Frozen
 from bisls.response import GradientSteps as GradientSteps
 from bisls.response import Ray as Ray
+from bisls.response import Rerun as Rerun
 from bisls.response import Resampled as Resampled
 from bisls.response import Response as Response
 from bisls.response import Scene as Scene

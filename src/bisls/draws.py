@@ -72,7 +72,8 @@ class Draws:
     def _take(self) -> Drawn:
         upper, lower, step = self.feeds["upper"], self.feeds["lower"], self.feeds.get("step")
         first = upper.take()
-        rest = lower.take() if lower.whole else [lower.take() for _ in range(self.solver.lower_iters)]
+        one = lower.whole or self.solver.problem.lower_start is not None  # a start of its own: one batch, for all steps
+        rest = lower.take() if one else [lower.take() for _ in range(self.solver.lower_iters)]
         extra = [] if lower.whole else [lower.take() for _ in range(extra_batches(self.solver))]
         # with one batch for every step there is no other that could judge it
         judge = step.take() if step else first if upper.whole and takes_judge(self.solver) else None

@@ -99,7 +99,8 @@ def fit(
             DataLoader (its epochs one after another); an iterator (a run ends where it does); a callable that returns a batch.
             NumPy arrays and data frames become tensors, their floating-point numbers of the type of the lower parameters.
             `bisls.feed.feed` says more.
-        lower_data: The same for the lower loss.
+        lower_data: The same for the lower loss. Where the problem has a ``lower_start``, an iteration takes one batch, for all
+            lower steps, and None stands for the upper batch: the two belong together.
         steps: Iterations of the run, at least 0. A resumed run goes on to the same total.
         progress: Show a progress bar on a terminal (with rich, from ``bisls[cli]``); elsewhere log a line now and then.
         callbacks: Objects with any of the hooks of `Callback`, or functions of (record, state); called in this order, logs last.

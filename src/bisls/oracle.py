@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls.evaluate import Graph, lower_point, precision, requiring_grad, unit_vectors, upper_point, value
+from bisls.evaluate import Graph, lower_point, precision, requiring_grad, started, unit_vectors, upper_point, value
 from bisls.operators import Operator
 from bisls.problem import Bilevel, must_be_problem
 from bisls.ranks import mean_over_ranks
@@ -145,6 +145,20 @@ class LowerGraph:
         inner = v if self._free is None else v * self._free
         return mean_over_ranks(x.join(self._products.mixed(y.cast(inner))))
 
+    def both(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """``g_yy v`` and ``g_xy v`` from one pass, for a step that was taken: coordinates on a bound are like any other."""
+        cost, x, y = self._oracle.cost, self._oracle.problem.x, self._oracle.problem.y
+        cost.hessian_products += 1
+        cost.mixed_products += 1
+        by_y, by_x = self._products.both(y.cast(v))
+        return mean_over_ranks(y.join(by_y)), mean_over_ranks(x.join(by_x))
+
+    def mixed_through(self, v: Tensor) -> Tensor:
+        """``g_xy v`` alone, for a step that was taken."""
+        self._oracle.cost.mixed_products += 1
+        y = self._oracle.problem.y
+        return mean_over_ranks(self._oracle.problem.x.join(self._products.mixed(y.cast(v))))
+
     def mixed_transposed(self, d: Tensor) -> Tensor:
         """The mixed product ``g_yx d`` of a vector like x: how the lower gradient changes along d, like y."""
         self._oracle.cost.mixed_products += 1
@@ -193,6 +207,21 @@ def _mean(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).mean(0)
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where ``lower_start`` lets y begin.
+
+    Attributes:
+        y: The start, flat.
+        pulled: What is owed to it -> what is owed to x.
+        moment: The random state before.
+    """
+
+    y: Tensor
+    pulled: Callable[[Tensor], Tensor]
+    moment: Moment
+
+
 class Oracle:
     """Every number that the algorithms see of a problem.
 
@@ -234,6 +263,21 @@ class Oracle:
         found = lower_point(self.problem, batch, replay)
         mean = mean_over_ranks(self.problem.y.join(found.grad))
         return LowerPoint(found.value, mean, found.moment, lambda: self.precision("lower_loss", batch))
+
+    def start(self, batch: Any, graph: bool = False) -> Start:
+        """Where y begins at the present x, by the problem's ``lower_start``; the parameters stay as they are.
+
+        Args:
+            batch: The lower batch, for a function that takes it.
+            graph: Whether somebody will ask what is owed to x.
+        """
+        x, y = self.problem.x, self.problem.y
+        found = started(self.problem, batch, graph)
+
+        def pulled(owed: Tensor) -> Tensor:
+            return mean_over_ranks(x.join(found.pulled(y.cast(owed))))
+
+        return Start(mean_over_ranks(y.join(found.tensors)), pulled, found.moment)
 
     def lower_graph(self, batch: Any, replay: Moment | None = None) -> LowerGraph:
         """The graph of g's gradient at the present (x, y), for Hessian and mixed products.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls._check import FLAG, function, having, instance, iterable, optional, settled
+from bisls._check import FLAG, Wrong, function, having, instance, iterable, optional, require_argument, settled
 from bisls.bounds import Bounds
 from bisls.overlap import overlapping
 from bisls.ranks import WHOLE, sharded
@@ -33,6 +33,10 @@ class Bilevel:
         upper_bounds: Where x may go: `Box(low, high)`, or an object with ``project(flat, vector)``. Searches stay inside.
         lower_bounds: The same for y. Coordinates that sit on a bound of a `Box` do not respond to x, and the hypergradient
             treats them so.
+        lower_start: Where y begins in every iteration: a function that returns tensors like the lower parameters, computed from
+            the upper ones (meta-learning: y begins at x) or not (a fresh y for each batch). It takes nothing, or the lower batch.
+            Gradients flow through it where the hypergradient looks through the steps (`Lookahead`). Upper and lower batch
+            of an iteration then belong together. None: y goes on from where it is.
         tape: Has no effect any more; True, False and None are taken, so that older programs run.
 
     Examples:
@@ -59,12 +63,17 @@ class Bilevel:
         *,
         upper_bounds: Bounds | None = None,
         lower_bounds: Bounds | None = None,
+        lower_start: Callable[..., Any] | None = None,
         tape: bool | None = None,
     ):
         called = function(1, "must be a callable that takes a batch and returns a scalar tensor")
         for name, loss in (("upper_loss", upper_loss), ("lower_loss", lower_loss)):
             settled("Bilevel", name, loss, called)
         settled("Bilevel", "tape", tape, optional(FLAG))
+        rule = "must be a function of nothing, or of the lower batch, that returns tensors like lower_params; or None"
+        require_argument(
+            "Bilevel", "lower_start", lower_start, lower_start is None or _taken(lower_start) is not None, rule
+        )
         upper = _checked("upper_params", upper_params)
         lower = _checked("lower_params", lower_params)
         shared = {id(tensor) for tensor in upper} & {id(tensor) for tensor in lower}
@@ -85,6 +94,8 @@ class Bilevel:
         self.lower_loss = lower_loss
         self.x = Vector(upper)
         self.y = Vector(lower)
+        self.lower_start = lower_start
+        self._start_takes = None if lower_start is None else _taken(lower_start)
         self.buffers = _listed("buffers", buffers)
         self._around: Surroundings | None = None
         self.upper_bounds = _settled("upper_bounds", upper_bounds, self.x)
@@ -94,6 +105,25 @@ class Bilevel:
     def levels(self) -> dict[str, tuple[Tensor, ...]]:
         """The parameters, by the names of the arguments."""
         return {"upper_params": self.x.tensors, "lower_params": self.y.tensors}
+
+    def start(self, batch: Any) -> tuple[Tensor, ...]:
+        """What ``lower_start`` gives at the present x, checked.
+
+        Raises:
+            ValueError: It is not shaped like the lower parameters.
+        """
+        assert self.lower_start is not None
+        found = self.lower_start(batch) if self._start_takes else self.lower_start()
+        found = (found,) if isinstance(found, Tensor) else found
+        call = "`Bilevel(lower_start=...)`"
+        if not iterable(found):
+            raise ValueError(f"{call} must return tensors like lower_params, got {type(found).__name__}")
+        tensors, own = tuple(found), self.y.tensors
+        shapes = [tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in tensors]
+        wanted = [tuple(t.shape) for t in own]
+        if shapes != wanted:
+            raise ValueError(f"{call} must return tensors like lower_params, of shapes {wanted}; it returned {shapes}")
+        return tensors
 
     def moment(self) -> Moment:
         """The present state of the random generators, for `probing`."""
@@ -111,7 +141,8 @@ class Bilevel:
     def look_around(self) -> Surroundings:
         """What the losses can reach now. Solvers look once an iteration: generators may come and go."""
         trained = (*self.x.tensors, *self.y.tensors)
-        self._around = Surroundings(self.upper_loss, self.lower_loss, trained=trained)
+        start = () if self.lower_start is None else (self.lower_start,)
+        self._around = Surroundings(self.upper_loss, self.lower_loss, *start, trained=trained)
         return self._around
 
     def __repr__(self) -> str:
@@ -120,6 +151,17 @@ class Bilevel:
 
         x, y = (f"{count(len(v.tensors), 'tensor')}, {count(v.numel, 'number')}" for v in (self.x, self.y))
         return f"Bilevel(upper_params: {x}; lower_params: {y})"
+
+
+def _taken(start: Any) -> int | None:
+    """How many arguments ``lower_start`` is called with: 0 or 1; None where it can't be called so."""
+    for n in (0, 1):  # a default may stand for something that the function closes over
+        try:
+            function(n, "").read(start)
+        except Wrong:
+            continue
+        return n
+    return None
 
 
 def _apart(upper: tuple[Tensor, ...], lower: tuple[Tensor, ...]) -> None:

@@ -40,6 +40,7 @@ class Record:
         upper_status: How the upper search ended.
         lower_status: The most serious ending of a lower search.
         linear_status: How the linear solve ended.
+        view: Which problem the hypergradient saw: "implicit" (y solves the lower problem) or "t-step" (y is trained for T steps).
     """
 
     k: int
@@ -58,6 +59,7 @@ class Record:
     upper_status: Status = Status.OK
     lower_status: Status = Status.OK
     linear_status: Status = Status.OK
+    view: str = "implicit"
 
     @property
     def advice(self) -> str:

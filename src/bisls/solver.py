@@ -15,9 +15,9 @@ from bisls.agreement import agree, agree_on_parameters
 from bisls.arrays import naming_arrays
 from bisls.batches import Sample
 from bisls.directions.base import Direction
-from bisls.hypergrad.base import HypergradientMethod
+from bisls.hypergrad.base import Hypergradient, HypergradientMethod
 from bisls.linear.base import LinearSolver
-from bisls.lower import Ended
+from bisls.lower import Began, Ended, Lowered
 from bisls.oracle import Oracle
 from bisls.parts import check_together, identity, lower_part, part
 from bisls.problem import Bilevel, must_be_problem
@@ -219,16 +219,20 @@ class Solver:
         wanted = isinstance(extra, list | tuple) and (not extra or self.hypergrad.several)
         rule = "must be lower batches in a list, for a hypergradient that looks at several (StochasticNeumann)"
         require_argument(call, "extra_batches", extra, wanted, rule)
+        lower = upper if lower is None and self.problem.lower_start is not None else lower  # they belong together
         batches = minibatches(call, lower, self.lower_iters, self._any_number)
-        return sample_of(call, upper, batches, judge, extra, self._previous, self.upper.response)
+        previous = self._previous if self.problem.lower_start is None else Previous()  # that one was of other tasks
+        return sample_of(call, upper, batches, judge, extra, previous, self.upper.response)
 
     @torch.no_grad()  # the oracle records what it needs; nothing else does
     def _iterate(self, sample: Sample, x: Tensor, y: Tensor) -> Record:
         with naming_arrays(f"{type(self).__name__}.step", sample.upper, sample.lower.newest):
-            lowered = self.lower.descend(self.oracle, sample.lower, y, self.k, self._lower_state)
+            y, began = self._begin(sample, y)
+            following = self.hypergrad.following or self.upper.response.retraces
+            lowered = self.lower.descend(self.oracle, sample.lower, y, self.k, began.state, trace=following)
+            lowered = replace(lowered, began=began)
             self._lower_state = lowered.state
-            batches = sample.estimating(self.hypergrad.several)
-            estimate = self.hypergrad.estimate(self.oracle, sample.upper, batches, self._hypergrad_state)
+            estimate = self._estimate(sample, lowered)
         ended = Ended.at(self.oracle, sample.lower, estimate.graph)
         record = Record(
             k=self.k,
@@ -244,6 +248,7 @@ class Solver:
             lower_grad_norm=estimate.lower_grad_norm,
             lower_status=lowered.status,
             linear_status=estimate.status,
+            view=self.hypergrad.view,
         )
         steep = estimate.graph is not None and not isfinite(record.lower_grad_norm)
         if steep or not isfinite(ended.value):
@@ -280,6 +285,25 @@ class Solver:
             linear_status=linear,
             status=worst(upper, record.lower_status, linear),
         )
+
+    def _begin(self, sample: Sample, y: Tensor) -> tuple[Tensor, Began]:
+        """Where the lower steps begin: at the present y, or anew where the problem says so."""
+        moment, batch = self.problem.moment(), sample.lower.newest
+        if self.problem.lower_start is None:
+            return y, Began(y, self._lower_state, moment, self.k)
+        start = self.oracle.start(batch)
+        if not self.problem.y.holds(start.y):
+            raise ValueError(
+                "`Bilevel(lower_start=...)` returned numbers that are not finite, or that lower_params can't hold"
+            )
+        self.problem.y.write_(start.y)
+        return self.problem.y.read(), Began(None, self.lower.anew(self._lower_state), moment, self.k, batch)
+
+    def _estimate(self, sample: Sample, lowered: Lowered) -> Hypergradient:
+        method = self.hypergrad
+        if method.following is not None:
+            return method.look_back(self.oracle, sample.upper, lowered, self._hypergrad_state)
+        return method.estimate(self.oracle, sample.upper, sample.estimating(method.several), self._hypergrad_state)
 
     def _go_back(self, record: Record) -> Record:
         """The present point is of no use: return to the last good one, and be more careful from there."""

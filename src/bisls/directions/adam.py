@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bisls._check import FLAG, POSITIVE, Wanted, Wrong, number, settle
+from bisls.derivatives import Derivative, Following, Momentum, Squares
 from bisls.directions.base import Direction, Heading, State, squared, squares
 from bisls.states import Fields, counter, flat
 from bisls.vector import Vector
@@ -60,11 +62,26 @@ class Adam(Direction):
         scale = (g / (1 - b2**t)).sqrt_().add_(self.eps).to(gradient.dtype)
         search = gradient / scale
         kept = {"m": m, "g": g, "t": torch.tensor(t)}
-        plain = Heading(search, search, kept, scale=lambda: 1.0 / scale)
+        correction = (1 - b1**t, 1 - b2**t)
+
+        def derivative(moved: Tensor, through: float) -> Callable[[float, Following], Derivative]:
+            def made(size: float, following: Following) -> Derivative:
+                d = size / scale / (correction[0] if through else 1.0)
+                if not following.squares:  # it would hold two more vectors
+                    return Momentum(d, b1, 1 - b1, 1.0 - through, through)
+                root = scale - self.eps
+                squares = Squares(b2, size * moved / scale / (2 * correction[1] * root), root)
+                return Momentum(d, b1, 1 - b1, 1.0 - through, through, squares=squares)
+
+            return made
+
+        plain = Heading(search, search, kept, scale=lambda: 1.0 / scale, derivative=derivative(search, 0.0))
         if b1 == 0:
             return plain
-        move = m / (1 - b1**t) / scale
-        momentum = Heading(search, move, kept, scale=lambda: (1 - b1) / (1 - b1**t) / scale)
+        move = m / correction[0] / scale
+        momentum = Heading(
+            search, move, kept, scale=lambda: (1 - b1) / correction[0] / scale, derivative=derivative(move, 1.0)
+        )
         if not self.search_momentum:
             return momentum
         if torch.dot(gradient, move).item() > 0:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bisls.derivatives import Derivative, Following, Plain
 from bisls.states import FREE, Fields, Numbers, flat
 from bisls.vector import Vector
 
@@ -29,6 +30,8 @@ class Heading:
             ascends only where somebody searches along it.
         scale: Gives what a change of the gradient is multiplied with in ``move``, the state held still: a number, or one for each
             coordinate. None where ``move`` is not linear in the gradient like this.
+        derivative: (The step size, what of the state is followed) -> the step as going back through it needs it, where ``scale``
+            does not say all: momentum that comes from earlier gradients, squares of them. None: ``scale`` stands for it.
         weigh: Where the direction learns from an independent batch: (the decrease along ``search`` that its own gradient
             promises, ``<h, d>``; the one that the other batch sees, or None where none was asked) -> (the longest step that it
             allows, the state to give back instead of ``state``).
@@ -40,6 +43,13 @@ class Heading:
     weigh: Callable[[float, float | None], tuple[float, State]] | None = None
     unsearched: Heading | None = None
     scale: Callable[[], Tensor | float] | None = None
+    derivative: Callable[[float, Following], Derivative] | None = None
+
+    def back(self, size: float, following: Following) -> Derivative | None:
+        """The derivative of a step of this size; None where nobody knows it."""
+        if self.derivative is not None:
+            return self.derivative(size, following)
+        return None if self.scale is None else Plain(size * self.scale())
 
 
 class Direction(ABC):

@@ -57,6 +57,11 @@ class Graph:
         """``g_xy v``, for tensors like y."""
         return _product(self._graph, v, self._x)
 
+    def both(self, v: Sequence[Tensor]) -> tuple[Parts, Parts]:
+        """``g_yy v`` and ``g_xy v`` from one pass, for tensors like y."""
+        found = _product(self._graph, v, (*self._y, *self._x))
+        return found[: len(self._y)], found[len(self._y) :]
+
     def mixed_transposed(self, d: Sequence[Tensor]) -> Parts:
         """``g_yx d``, for tensors like x."""
         if self._grad_x is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -63,6 +63,35 @@ def lower_point(problem: Bilevel, batch: Any, replay: Moment | None) -> Evaluate
             parts = grad(loss, problem.y.tensors)
         must_depend("lower_loss", "lower_params", parts)
     return Evaluated(loss.detach(), parts, moment)
+
+
+class Started(NamedTuple):
+    """Where y begins, and what is owed to x through it.
+
+    Attributes:
+        tensors: The start, without its graph, one for each lower parameter.
+        pulled: Tensors like the start -> what is owed to each upper parameter; None for those that it does not depend on.
+        moment: The random state before the function was called.
+    """
+
+    tensors: Parts
+    pulled: Callable[[Sequence[Tensor]], Parts]
+    moment: Moment
+
+
+def started(problem: Bilevel, batch: Any, graph: bool) -> Started:
+    """What ``lower_start`` gives at the present x; with its graph where somebody will go back through it."""
+    moment, x = problem.moment(), problem.x.tensors
+    with torch.enable_grad() if graph else torch.no_grad():
+        found = problem.start(batch)
+
+    def pulled(owed: Sequence[Tensor]) -> Parts:
+        pairs = [(t, v) for t, v in zip(found, owed, strict=True) if t.requires_grad]
+        if not pairs:
+            return [None] * len(x)
+        return torch.autograd.grad([t for t, _ in pairs], x, [v for _, v in pairs], allow_unused=True)
+
+    return Started([tensor.detach() for tensor in found], pulled, moment)
 
 
 def gradient(loss: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

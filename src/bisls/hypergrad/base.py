@@ -12,7 +12,9 @@ from torch import Tensor
 
 from bisls._check import having, settled
 from bisls.agreement import agree_on_parameters
+from bisls.derivatives import Following
 from bisls.linear.base import LinearSolver, Solution, State
+from bisls.lower import Lowered
 from bisls.oracle import LowerGraph, MeanGraph, Oracle, UpperPoint
 from bisls.problem import Bilevel, must_be_problem
 from bisls.ranks import together
@@ -91,6 +93,20 @@ class HypergradientMethod(ABC):
     def several(self) -> bool:
         """Whether it looks at more than one lower batch where there are more."""
         return False
+
+    @property
+    def following(self) -> Following | None:
+        """What of the lower steps' state it differentiates, where it looks through them (`look_back`); None: it does not."""
+        return None
+
+    def look_back(self, oracle: Oracle, upper_batch: Any, lowered: Lowered, state: State) -> Hypergradient:
+        """The estimate through the lower steps of the iteration, for a method that says `following`."""
+        raise NotImplementedError
+
+    @property
+    def view(self) -> str:
+        """Which problem it sees: "implicit", where y solves the lower problem, or "t-step", where it is trained for T steps."""
+        return "implicit" if self.following is None else "t-step"
 
     @property
     def extra_batches(self) -> int:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan, nan
 from typing import Any
-
-from torch import Tensor
 
 from bisls._check import number, optional, settle, whole_number
 from bisls.batches import Minibatches, supply
 from bisls.hypergrad.base import Hypergradient, HypergradientMethod, estimated
+from bisls.hypergrad.lookahead import through
 from bisls.linear.base import State
 from bisls.linear.neumann import largest_curvature
-from bisls.lower import Loop, TraceStep
-from bisls.oracle import Oracle, UpperPoint
+from bisls.lower import Loop
+from bisls.oracle import Oracle
 from bisls.states import Fields, flat
 from bisls.status import Status
 from bisls.steps.constant import Constant
@@ -41,6 +38,11 @@ class Unrolled(HypergradientMethod):
 
     def __post_init__(self) -> None:
         settle(self, iters=whole_number(1), step=optional(number("(0, inf)", "must be positive, or None")))
+
+    @property
+    def view(self) -> str:
+        """It is that of steps."""
+        return "t-step"
 
     def estimate(self, oracle: Oracle, upper_batch: Any, lower_batch: Any, state: State) -> Hypergradient:
         """Estimate the hypergradient at the present (x, y)."""
@@ -78,22 +80,3 @@ class Unrolled(HypergradientMethod):
     def keeps(self, y: Vector | None) -> Fields:
         """Where the next power iteration begins."""
         return Fields(optional={} if self.step is not None else {"vector": flat(y)})
-
-
-def through(oracle: Oracle, trace: Sequence[TraceStep], upper: UpperPoint) -> tuple[Tensor, float]:
-    """The gradient of f through lower steps that were taken, going back over them; and the lower gradient norm of the last.
-
-    With ``l = grad_y f`` at the end: ``v = D_t l``, ``h <- h - g_xy(x, y_t) v``, ``l <- l - g_yy(x, y_t) v``. The random numbers
-    of every step are drawn again, and y is left at the first point.
-    """
-    flat, adjoint, left = upper.grad_x.clone(), upper.grad_y, nan
-    for taken in reversed(trace):
-        oracle.problem.y.write_(taken.y)
-        graph = oracle.lower_graph(taken.batch, taken.moment)
-        left = norm(graph.grad) if isnan(left) else left
-        if taken.scale is None:
-            raise ValueError("the lower steps cannot be differentiated: their direction is not linear in the gradient")
-        v, factor = (taken.scale * adjoint, 1.0) if isinstance(taken.scale, Tensor) else (adjoint, taken.scale)
-        flat -= factor * graph.mixed(v)
-        adjoint = adjoint - factor * graph.hessian(v)
-    return flat, left

@@ -1,5 +1,6 @@
 """How y is trained: one way a file. All hand over where they went, so that a hypergradient can look through their steps."""
 
+from bisls.lower.base import Began as Began
 from bisls.lower.base import Ended as Ended
 from bisls.lower.base import Lowered as Lowered
 from bisls.lower.base import LowerPart as LowerPart
@@ -7,3 +8,4 @@ from bisls.lower.base import TraceStep as TraceStep
 from bisls.lower.loop import Loop as Loop
 from bisls.lower.newton import Newton as Newton
 from bisls.lower.optimizer import UserOptimizer as UserOptimizer
+from bisls.lower.trained import Trained as Trained

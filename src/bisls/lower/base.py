@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bisls.batches import Minibatches
+from bisls.derivatives import Derivative, Following
 from bisls.line import Line
 from bisls.oracle import LowerGraph, LowerPoint, MeanGraph, Oracle
 from bisls.ranks import on_any_rank
@@ -25,20 +26,44 @@ State = Mapping[str, Any]  # numbers, tensors and mappings of these, so that it 
 
 @dataclass(frozen=True)
 class TraceStep:
-    """One lower step, as differentiating through it needs it: ``y <- y - D grad_y g(x, y; batch)``.
+    """One lower step, as differentiating through it and repeating it need it.
 
     Attributes:
         y: Where the gradient was taken.
         batch: On which batch.
         moment: With which random numbers; None where none are drawn.
-        scale: D, the derivative of the step by the gradient, the state of the direction held still: a number, or one for each
-            coordinate. None where the step can't be described like this.
+        derivative: The step, to be gone back through; None where nobody knows it.
+        size: Its size.
     """
 
     y: Tensor
     batch: Any
     moment: Moment | None
-    scale: Tensor | float | None
+    derivative: Derivative | None
+    size: float = 0.0
+
+
+@dataclass(frozen=True)
+class Began:
+    """How a lower level began.
+
+    Attributes:
+        y: Where; None where ``lower_start`` says so, from x.
+        state: In which state.
+        moment: With which random numbers.
+        k: In which outer iteration.
+        batch: What ``lower_start`` was called with.
+    """
+
+    y: Tensor | None
+    state: State
+    moment: Moment
+    k: int
+    batch: Any = None
+
+    def start(self, oracle: Oracle) -> Tensor:
+        """Where the steps begin at the present x; within a probe of `moment`."""
+        return oracle.start(self.batch).y if self.y is None else self.y
 
 
 @dataclass(frozen=True)
@@ -57,6 +82,7 @@ class Lowered:
         last: The same before the last step.
         promised: How much the loss would have fallen if it had followed its slopes; None where nobody has added it up.
         trace: The steps, where they were asked for.
+        began: Where, in which state, at which moment and in which iteration it began, for `LowerPart.rerun`.
     """
 
     y: Tensor
@@ -70,6 +96,7 @@ class Lowered:
     last: LowerPoint | None = field(default=None, repr=False)
     promised: float | None = None
     trace: tuple[TraceStep, ...] = field(default=(), repr=False)
+    began: Began | None = field(default=None, repr=False)
 
     def rose(self, oracle: Oracle, batches: Minibatches, ended: Ended, start: Tensor) -> bool:
         """Whether the loss ended above where it began by more than can be put down to rounding or noise.
@@ -168,7 +195,7 @@ class LowerPart(ABC):
         k: int,
         state: State,
         *,
-        trace: bool = False,
+        trace: Following | bool = False,
         replay: Moment | None = None,
     ) -> Lowered:
         """Train y on batches, one for each step, and write the result into the parameters.
@@ -179,7 +206,8 @@ class LowerPart(ABC):
             y: Where to begin.
             k: The outer iteration, for schedules.
             state: That of the last `Lowered`, or empty.
-            trace: Hand over every step: it costs a copy of y for each.
+            trace: Hand over every step: it costs a copy of y for each. What of the optimiser's state will be differentiated, or
+                True for what is usual.
             replay: Every evaluation is a probe with the random numbers of this moment.
         """
 
@@ -192,6 +220,20 @@ class LowerPart(ABC):
         """
         again = self.descend(oracle, batches, y, 0, lowered.state, replay=moment)
         return None if again.status is Status.NON_FINITE else again.y
+
+    def rerun(self, oracle: Oracle, batches: Minibatches, lowered: Lowered) -> Tensor | None:
+        """Where the same steps lead at the present x: from the same start, on the same batches and random numbers.
+
+        A part whose steps have sizes takes them as they were. Nothing of it is remembered; None where it is not finite.
+        """
+        began = _known(lowered)
+        with oracle.problem.probing(began.moment):
+            again = self.descend(oracle, batches, began.start(oracle), began.k, began.state)
+        return None if again.status is Status.NON_FINITE else again.y
+
+    def anew(self, state: State) -> State:
+        """The state to go on from where y begins anew: what it learnt of steps may stay, what belongs to a path may not."""
+        return state
 
     def followed(self, state: State, before: Tensor, after: Tensor) -> State:
         """The state after y was moved from one point to another by somebody else, along with x."""
@@ -212,6 +254,11 @@ class LowerPart(ABC):
     def checked(self, state: State) -> State:
         """A state that was read from a file, in the form that `descend` gives it; ValueError where it is none."""
         return state
+
+
+def _known(lowered: Lowered) -> Began:
+    assert lowered.began is not None, "the solver says how a lower level began"
+    return lowered.began
 
 
 def lower_line(

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from bisls.batches import Minibatches
-from bisls.directions.base import Direction
+from bisls.derivatives import Derivative, Following, Plain, Within
+from bisls.directions.base import Direction, Heading
 from bisls.directions.steepest import Steepest
+from bisls.line import Line
 from bisls.linear.base import LinearSolver
 from bisls.lower.base import FAR, Lowered, LowerPart, State, TraceStep, lower_line, moved
 from bisls.oracle import LowerPoint, Oracle
@@ -53,7 +55,7 @@ class Loop(LowerPart):
         k: int,
         state: State,
         *,
-        trace: bool = False,
+        trace: Following | bool = False,
         replay: Moment | None = None,
     ) -> Lowered:
         """Make the steps, one for each batch."""
@@ -77,6 +79,20 @@ class Loop(LowerPart):
         state = {"direction": lowered.state["direction"]}
         again = loop.descend(oracle, batches, y, 0, state, replay=moment)
         return None if again.status is Status.NON_FINITE else again.y
+
+    def rerun(self, oracle: Oracle, batches: Minibatches, lowered: Lowered) -> Tensor | None:
+        """Steps of the sizes that were taken."""
+        began = lowered.began
+        assert began is not None
+        taken = _Taken(tuple(step.size for step in lowered.trace), self.rule.scheduled)
+        state = {"direction": began.state.get("direction", {})}
+        with oracle.problem.probing(began.moment):
+            again = Loop(taken, self.direction).descend(oracle, batches, began.start(oracle), began.k, state)
+        return None if again.status is Status.NON_FINITE else again.y
+
+    def anew(self, state: State) -> State:
+        """Steps are remembered, momentum and averages are not."""
+        return {**state, "direction": {}, "average": {}} if state else state
 
     def followed(self, state: State, before: Tensor, after: Tensor) -> State:
         """The mean lies at the y that was moved, and the last iterate moves with it."""
@@ -102,18 +118,44 @@ class Loop(LowerPart):
         return self.keeps(None).read(state, "state")
 
 
+@dataclass(frozen=True)
+class _Taken(StepRule):
+    """Steps of sizes that were taken before, one after another; none after the last."""
+
+    sizes: tuple[float, ...]
+    settled: bool
+
+    @property
+    def scheduled(self) -> bool:
+        return self.settled
+
+    def choose(self, line: Line, memory: Memory) -> Step:
+        return self.blind(line.slope, 0, memory)
+
+    def blind(self, slope: float, k: int, memory: Memory) -> Step:
+        return Step(self.sizes[memory.k] if memory.k < len(self.sizes) else 0.0, memory.later())
+
+
 class _Run:
     """One loop under way."""
 
     def __init__(
-        self, loop: Loop, oracle: Oracle, k: int, state: State, averages: bool, trace: bool, replay: Moment | None
+        self,
+        loop: Loop,
+        oracle: Oracle,
+        k: int,
+        state: State,
+        averages: bool,
+        trace: Following | bool,
+        replay: Moment | None,
     ):
         self.loop, self.oracle, self.k, self.averages, self.replay = loop, oracle, k, averages, replay
         self.memory = Memory.unpacked(state.get("memory", {}))
         self.heading_state: State = state.get("direction", {})
         self.average: State = state.get("average", {}) if averages else {}
         self.accepted: float = state.get("accepted", 0.0)
-        self.trace: list[TraceStep] | None = [] if trace else None
+        self.following = Following() if trace is True else trace or None
+        self.trace: list[TraceStep] = []
         self.point: LowerPoint | None = None  # before the last step
         self.first_point: LowerPoint | None = None
         self.step, self.steps, self.checks, self.status = 0.0, 0, 0, Status.OK
@@ -156,9 +198,9 @@ class _Run:
             self._note(step, slope)
             before, size = y, step.size
             y = moved(oracle, y, move, size)
-            if self.trace is not None:
-                scale = 1.0 if heading is None else None if heading.scale is None else heading.scale()
-                self.trace.append(TraceStep(before, batch, here.moment, None if scale is None else size * scale))
+            if self.following is not None:
+                back = self._back(heading, move, size, before, y)
+                self.trace.append(TraceStep(before, batch, here.moment, back, size))
             short = plain and size * self.last <= FAR and vector.alike  # too short to lead out of the finite numbers
             if not short and not vector.holds(y):
                 y, self.status = before, Status.NON_FINITE
@@ -204,7 +246,7 @@ class _Run:
             first=self.first_point,
             last=self.point,
             promised=self.promised,
-            trace=tuple(self.trace or ()),
+            trace=tuple(self.trace),
         )
 
     def _note(self, step: Step, slope: float) -> None:
@@ -216,6 +258,16 @@ class _Run:
         if step.size > 0:
             self.step = self.accepted = step.size
             self.promised -= step.size * slope
+
+    def _back(
+        self, heading: Heading | None, move: Tensor, size: float, before: Tensor, after: Tensor
+    ) -> Derivative | None:
+        """The derivative of the step just taken."""
+        assert self.following is not None
+        back = Plain(size) if heading is None else heading.back(size, self.following)
+        if back is None or self.oracle.problem.lower_bounds is None:
+            return back
+        return Within(back, after == before - size * move)
 
     def _choose(self, here: LowerPoint, batch: Any, y: Tensor, search: Tensor, slope: float) -> Step:
         line = lower_line(self.oracle, here, batch, slope, lambda t: moved(self.oracle, y, search, t), self.k)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bisls._check import require, whole
 from bisls.batches import Minibatches
+from bisls.derivatives import Following
 from bisls.directions.lbfgs import LBFGS
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
@@ -51,7 +52,7 @@ class Newton(LowerPart):
         k: int,
         state: State,
         *,
-        trace: bool = False,
+        trace: Following | bool = False,
         replay: Moment | None = None,
     ) -> Lowered:
         """Solve on the newest batch. There is no trace: the end does not depend on the way."""

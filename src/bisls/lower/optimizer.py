@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from math import isfinite
 from numbers import Real
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 
 from bisls.batches import Minibatches
+from bisls.derivatives import Following, Within
 from bisls.lower.base import Lowered, LowerPart, State, TraceStep
+from bisls.lower.known import known, rate_of
 from bisls.oracle import LowerPoint, Oracle
 from bisls.states import Fields, Free, Kind, Number, Unfit, shown
 from bisls.status import Status
@@ -92,7 +95,7 @@ class UserOptimizer(LowerPart):
         k: int,
         state: State,
         *,
-        trace: bool = False,
+        trace: Following | bool = False,
         replay: Moment | None = None,
     ) -> Lowered:
         """One step of the optimiser for each batch."""
@@ -118,6 +121,7 @@ class UserOptimizer(LowerPart):
                         tensor.grad = part.clone()
                     before = y
                     vector.write_(y)
+                    back = None if not trace else known(self.optimizer, vector, here.grad, trace)
                     self._step()
                     y = vector.read() if bounds is None else bounds.project(vector.read(), vector)
                     if not finite(y):
@@ -126,13 +130,16 @@ class UserOptimizer(LowerPart):
                         break
                     first, last, steps = first or here, here, steps + 1
                     promised += dot(here.grad, before - y)
-                    if trace:
-                        recorded.append(TraceStep(before, batch, here.moment, None))
+                    if back is not None:
+                        went = back()
+                        if bounds is not None and went is not None:
+                            went = Within(went, y == vector.read())
+                        recorded.append(TraceStep(before, batch, here.moment, went, rate_of(self.optimizer)))
         finally:
             for tensor, own in zip(vector.tensors, grads, strict=True):
                 tensor.grad = own
         vector.write_(y)
-        rate = float(self.optimizer.param_groups[0].get("lr", 0.0))
+        rate = rate_of(self.optimizer)
         self._held = after = self._state(rate if steps else 0.0)
         return Lowered(
             y=y,
@@ -152,12 +159,27 @@ class UserOptimizer(LowerPart):
         self, oracle: Oracle, batches: Minibatches, lowered: Lowered, y: Tensor, moment: Moment | None
     ) -> Tensor | None:
         """Steps of the optimiser, which is afterwards in the state that it is in now."""
+        with self._lent():
+            return super().repeated(oracle, batches, lowered, y, moment)
+
+    def rerun(self, oracle: Oracle, batches: Minibatches, lowered: Lowered) -> Tensor | None:
+        """The steps again from the state in which they began; the optimiser is afterwards in the state that it is in now."""
+        with self._lent():
+            return super().rerun(oracle, batches, lowered)
+
+    @contextmanager
+    def _lent(self) -> Iterator[None]:
         held, began, now = self._held, self._began, deepcopy(self.optimizer.state_dict())
         try:
-            return super().repeated(oracle, batches, lowered, y, moment)
+            yield
         finally:
             self.optimizer.load_state_dict(now)
             self._held, self._began = held, began
+
+    def anew(self, state: State) -> State:
+        """As it was made, but for the rates that somebody has changed since."""
+        groups = deepcopy(self.optimizer.state_dict()["param_groups"])
+        return {**self._first, "optimizer": {**self._first["optimizer"], "param_groups": groups}}
 
     def saved(self, state: State) -> State:
         """With the groups as they are now: a scheduler has acted on them since."""

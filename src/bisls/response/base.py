@@ -136,6 +136,11 @@ class Response(ABC):
         """Whether y responds to x along the ray."""
         return True
 
+    @property
+    def retraces(self) -> bool:
+        """Whether it repeats the lower steps, so that their trace is needed."""
+        return False
+
     def keeps(self, y: Vector | None, method: HypergradientMethod) -> Fields:
         """What its state may be with these lower parameters and this hypergradient; anything, where it does not say."""
         return FREE

@@ -1,0 +1,176 @@
+"""The derivative of one step of a torch optimiser: by its formula where that is known, by trying it on copies otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+from bisls.derivatives import Derivative, Factor, Following, Momentum, Probed, Squares
+from bisls.vector import Vector, norm
+
+Coefficients = dict[str, Tensor | float]  # those of `Momentum`, for one parameter
+
+
+def known(
+    optimizer: Optimizer, vector: Vector, gradient: Tensor, trace: Following | bool
+) -> Callable[[], Derivative | None]:
+    """To be called before a step; what it gives is to be called after it, and is the derivative of that step.
+
+    Args:
+        optimizer: Whose step it is.
+        vector: The lower parameters.
+        gradient: That of the step, flat.
+        trace: What of the optimiser's state will be differentiated.
+    """
+    following = Following() if isinstance(trace, bool) else trace
+    formula = FORMULAS.get(type(optimizer))
+    if formula is None or _overridden(optimizer):
+        return _tried(optimizer, vector, gradient)
+    began = {p: not optimizer.state.get(p) for group in optimizer.param_groups for p in group["params"]}
+
+    def after() -> Derivative:
+        places = {p: group for group in optimizer.param_groups for p in group["params"]}
+        found = [formula(places[p], optimizer.state.get(p, {}), began[p], following) for p in vector.tensors]
+        return _joined(vector, found)
+
+    return after
+
+
+def rate_of(optimizer: Optimizer) -> float:
+    """The rate of its first group."""
+    return float(optimizer.param_groups[0].get("lr", 0.0))
+
+
+def _overridden(optimizer: Optimizer) -> bool:
+    """Whether something changes gradients or parameters around a step: hooks of the user's."""
+    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return any(getattr(optimizer, name, None) for name in hooks)
+
+
+def _sgd(group: dict[str, Any], state: dict[str, Any], first: bool, following: Following) -> Coefficients:
+    lr, b = float(group["lr"]), float(group["momentum"])
+    common: Coefficients = {"scale": lr, "coupled": float(group["weight_decay"]), "sign": _sign(group)}
+    if b == 0.0:
+        return common
+    nesterov = bool(group["nesterov"])
+    share = 1.0 if first else 1.0 - float(group["dampening"])
+    return {**common, "keep": b, "share": share, "own": float(nesterov), "through": b if nesterov else 1.0}
+
+
+def _adam(group: dict[str, Any], state: dict[str, Any], first: bool, following: Following) -> Coefficients:
+    (b1, b2), lr, t = (float(b) for b in group["betas"]), float(group["lr"]), float(state["step"])
+    squares = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
+    root = (squares / (1 - b2**t)).sqrt_()
+    below = root + float(group["eps"])
+    scale = lr / (1 - b1**t) / below
+    decay, decoupled = float(group["weight_decay"]), bool(group.get("decoupled_weight_decay"))
+    found: Coefficients = {
+        "scale": scale,
+        "keep": b1,
+        "share": 1 - b1,
+        "own": 0.0,
+        "through": 1.0,
+        "sign": _sign(group),
+    }
+    found |= {"shrink": 1 - lr * decay} if decoupled else {"coupled": decay}
+    if following.squares and not group["amsgrad"] and (decoupled or decay == 0.0):
+        found |= {"b2": b2, "root": root, "by_square": scale * state["exp_avg"] / below / (2 * (1 - b2**t) * root)}
+    return found
+
+
+def _rmsprop(group: dict[str, Any], state: dict[str, Any], first: bool, following: Following) -> Coefficients:
+    lr, b = float(group["lr"]), float(group["momentum"])
+    mean = state["square_avg"]
+    if group["centered"]:
+        mean = mean - state["grad_avg"] ** 2
+    below = mean.sqrt() + float(group["eps"])
+    common: Coefficients = {"coupled": float(group["weight_decay"]), "sign": _sign(group)}
+    if b == 0.0:
+        return {**common, "scale": lr / below}
+    return {**common, "scale": lr, "keep": b, "share": 1.0 / below, "own": 0.0, "through": 1.0}
+
+
+FORMULAS: dict[type, Callable[[dict[str, Any], dict[str, Any], bool, Following], Coefficients]] = {
+    SGD: _sgd,
+    Adam: _adam,
+    AdamW: lambda group, *rest: _adam({**group, "decoupled_weight_decay": True}, *rest),
+    RMSprop: _rmsprop,
+}
+
+
+def _sign(group: dict[str, Any]) -> float:
+    return -1.0 if group.get("maximize") else 1.0
+
+
+def _joined(vector: Vector, found: list[Coefficients]) -> Derivative:
+    """One derivative from those of all parameters: numbers stay numbers where all of them have the same."""
+    defaults = {"keep": 0.0, "share": 1.0, "own": 1.0, "through": 0.0, "sign": 1.0, "coupled": 0.0, "shrink": 1.0}
+
+    def joined(name: str) -> Factor:
+        parts = [own.get(name, defaults.get(name, 0.0)) for own in found]
+        if all(isinstance(part, float) for part in parts) and len(set(parts)) == 1:
+            return parts[0]
+        return vector.join(
+            [torch.as_tensor(p).to(t).expand(t.shape) for p, t in zip(parts, vector.tensors, strict=True)]
+        )
+
+    squares = None
+    if all("b2" in own for own in found) and len({own["b2"] for own in found}) == 1:
+        by_square, root = joined("by_square"), joined("root")
+        assert isinstance(by_square, Tensor)
+        assert isinstance(root, Tensor)
+        squares = Squares(float(found[0]["b2"]), by_square, root)
+    names = ("scale", "keep", "share", "own", "through", "sign", "coupled", "shrink")
+    return Momentum(**{name: joined(name) for name in names}, squares=squares)
+
+
+def _tried(optimizer: Optimizer, vector: Vector, gradient: Tensor) -> Callable[[], Derivative | None]:
+    """By steps of a copy, with gradients a little to both sides: right where no coordinate depends on another's gradient."""
+    state, y = deepcopy(optimizer.state_dict()), vector.read()
+
+    def stepped(g: Tensor) -> Tensor:
+        now, there = deepcopy(optimizer.state_dict()), vector.read()
+        grads = [tensor.grad for tensor in vector.tensors]
+        try:
+            optimizer.load_state_dict(deepcopy(state))
+            vector.write_(y)
+            for tensor, part in zip(vector.tensors, vector.cast(g), strict=True):
+                tensor.grad = part.clone()
+            with torch.enable_grad():
+                optimizer.step()
+            return vector.read()
+        finally:
+            for tensor, own in zip(vector.tensors, grads, strict=True):
+                tensor.grad = own
+            optimizer.load_state_dict(now)
+            vector.write_(there)
+
+    eps = torch.finfo(vector.dtype).eps ** (1 / 3)
+
+    def product(v: Tensor) -> Tensor:
+        size = norm(v)
+        if size == 0.0:
+            return torch.zeros_like(v)
+        # each number of the gradient is moved by a small part of itself, or of the usual one
+        e = eps * max(norm(gradient), torch.finfo(vector.dtype).tiny) / size
+        return (stepped(gradient - e * v) - stepped(gradient + e * v)) / (2 * e)
+
+    def after() -> Derivative | None:
+        return Probed(product) if _diagonal(product, gradient) else None
+
+    return after
+
+
+def _diagonal(product: Callable[[Tensor], Tensor], gradient: Tensor) -> bool:
+    """Whether a change of every second gradient leaves the steps of the others alone."""
+    chosen = torch.zeros_like(gradient)
+    chosen[::2] = gradient.abs().mean()
+    moved = product(chosen)
+    if gradient.numel() == 1:
+        return True
+    return bool(moved[1::2].abs().max() <= 1e-3 * moved[::2].abs().max())

@@ -1,0 +1,151 @@
+"""How long the steps of a run are, from what it measures: numbers alone, the rule of `optim.Auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from math import exp, sqrt
+from typing import Any, ClassVar
+
+from bisls.states import Fields, Number, Whole
+
+# Settled on the problems that docs/decisions.md names, judged on others.
+START = 0.3  # the first step, in units of the one that is best for the first batch alone
+B2 = 0.999  # how long squared gradients are remembered
+SHARE = 0.2  # of the way from the average to the iterate, where gradients are taken
+WORSE = 0.01  # how much worse than at the average the loss may be there, as a share of all that was gained so far
+REACH = 1.6  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
+OUTLIER = 10.0  # a squared gradient counts for at most so many times the mean of those before
+GAIN, MOST, LEAST, FASTER, SLOWER = 0.3, 0.5, 0.03, 1.3, 0.6  # how fast the ceiling learns: at first, bounds, factors
+AHEAD = 4.0  # the ceiling is at most so many times the step that was taken
+SPARSE, DENSE = 12, 6  # the average is looked at every 1 + k / DENSE steps, and at least every so many
+FORGET = 0.1  # the weight of a new loss in the running mean
+ABOVE, CLEARLY = (
+    30,
+    3.0,
+)  # so many losses in a row above the first one, and their mean by so many times their spread: lost
+AGAIN = 0.1  # the step to begin anew with, in units of that of the last time
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The steps of a run so far, as numbers.
+
+    Attributes:
+        k: Steps taken.
+        ceiling: The longest step that the looks at the average allow; 0 before the first step.
+        gain: By what its logarithm changed last.
+        vote: 1 for longer, -1 for shorter, 0 before the first.
+        look: The step at which the average is looked at next.
+        lengths: The sum of squared gradient norms, outliers tamed.
+        squares: The sum of them in the metric of the scaling.
+        distance: How far the average has been from the start, in that metric.
+        weights: The sum of the weights of the average.
+        first_step: Where the ceiling began.
+        first_loss: The loss at the first step.
+        mean_loss: The running mean of the losses.
+        spread: The running mean of their distance from it.
+        above: How many losses in a row were above the first.
+    """
+
+    KIND: ClassVar[Fields] = Fields(
+        {
+            "k": Whole(),
+            "ceiling": Number(0.0),
+            "gain": Number(0.0),
+            "vote": Whole(-1, 1),
+            "look": Whole(),
+            "lengths": Number(0.0),
+            "squares": Number(0.0),
+            "distance": Number(0.0),
+            "weights": Number(0.0),
+            "first_step": Number(0.0),
+            "first_loss": Number(),
+            "mean_loss": Number(),
+            "spread": Number(0.0),
+            "above": Whole(),
+        }
+    )
+
+    k: int = 0
+    ceiling: float = 0.0
+    gain: float = GAIN
+    vote: int = 0
+    look: int = 3
+    lengths: float = 0.0
+    squares: float = 0.0
+    distance: float = 0.0
+    weights: float = 0.0
+    first_step: float = 0.0
+    first_loss: float = 0.0
+    mean_loss: float = 0.0
+    spread: float = 0.0
+    above: int = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the average is to be looked at in this step."""
+        return self.ceiling > 0 and self.k + 1 >= self.look
+
+    def voted(self, here: float, at_average: float) -> Pace:
+        """After a look: the loss between average and iterate, and at the average, on the same batch."""
+        gained = max(self.first_loss - self.mean_loss, 0.0)
+        vote = 1 if here - at_average <= WORSE * gained else -1
+        factor = 1.0 if self.vote == 0 else FASTER if vote == self.vote else SLOWER
+        gain = min(max(self.gain * factor, LEAST), MOST)
+        look = max(self.k + 1 + min(1 + (self.k + 1) // DENSE, SPARSE), 3)
+        return replace(self, ceiling=self.ceiling * exp(vote * gain), gain=gain, vote=vote, look=look)
+
+    def usual(self, length: float) -> float:
+        """The squared gradient norm as it counts, and moves: one batch can't end the run."""
+        return min(length, OUTLIER * self.lengths / self.k) if self.k > 0 and self.lengths > 0 else length
+
+    def begun(self, step: float) -> Pace:
+        """With the step that is best for the first batch along its own direction."""
+        return replace(self, ceiling=START * step, first_step=START * step)
+
+    def stepped(self, square: float, usual: float) -> tuple[float, float, Pace]:
+        """One step along a direction with ``<g, d> = square``: its size, the weight of its end, and what follows."""
+        squares = self.squares + square
+        away = self.distance or self.ceiling * sqrt(square)
+        size = min(self.ceiling, REACH * away / sqrt(squares))
+        k = self.k + 1
+        weight = k * size * size
+        weights = self.weights + weight
+        later = replace(
+            self,
+            k=k,
+            ceiling=min(self.ceiling, AHEAD * size),
+            squares=squares,
+            lengths=self.lengths + usual,
+            weights=weights,
+        )
+        return size, weight / weights if weights > 0 else 1.0, later
+
+    def noted(self, loss: float) -> Pace:
+        """With the loss of a step that was taken."""
+        if self.k <= 1:
+            return replace(self, first_loss=loss, mean_loss=loss, spread=0.0, above=0)
+        weight = max(FORGET, 1.0 / self.k)
+        mean = self.mean_loss + weight * (loss - self.mean_loss)
+        spread = self.spread + weight * (abs(loss - self.mean_loss) - self.spread)
+        return replace(self, mean_loss=mean, spread=spread, above=self.above + 1 if loss > self.first_loss else 0)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the losses have been above the first one for long, and clearly."""
+        return self.above >= ABOVE and self.mean_loss > self.first_loss + CLEARLY * self.spread
+
+    def anew(self) -> Pace:
+        """From the start, with a shorter step."""
+        again = AGAIN * self.first_step
+        return Pace(ceiling=again, first_step=again)
+
+    def packed(self) -> dict[str, Any]:
+        """Plain numbers, for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def unpacked(cls, state: Mapping[str, Any]) -> Pace:
+        """What `packed` gave."""
+        return cls(**state)
