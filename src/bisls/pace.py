@@ -16,7 +16,10 @@ SHARE = 0.2  # of the way from the average to the iterate, where gradients are t
 WORSE = 0.01  # how much worse than at the average the loss may be there, as a share of all that was gained so far
 REACH = 1.6  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
 OUTLIER = 10.0  # a squared gradient counts for at most so many times the mean of those before
-OPENING, FIRST = (1, 2, 4, 8), 30.0  # after so many steps they are forgotten if their mean square is so many times the next
+OPENING, FIRST = (
+    (1, 2, 4, 8),
+    30.0,
+)  # after so many steps they are forgotten if their mean square is so many times the next
 GAIN, MOST, LEAST, FASTER, SLOWER = 0.3, 0.5, 0.03, 1.3, 0.6  # how fast the ceiling learns: at first, bounds, factors
 AHEAD = 4.0  # the ceiling is at most so many times the step that was taken
 SPARSE, DENSE = 12, 6  # the average is looked at every 1 + k / DENSE steps, and at least every so many
@@ -107,7 +110,7 @@ class Pace:
 
     def begun(self, step: float) -> Pace:
         """With the step that is best for the first batch along its own direction."""
-        return replace(self, ceiling=START * step, first_step=START * step)
+        return replace(self, ceiling=START * step, first_step=START * step, squares=0.0, distance=0.0)
 
     def stepped(self, square: float, usual: float) -> tuple[float, float, Pace]:
         """One step along a direction with ``<g, d> = square``: its size, the weight of its end, and what follows."""
