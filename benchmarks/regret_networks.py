@@ -277,19 +277,24 @@ def sooner(row: dict[str, Any], target: dict[str, Any]) -> float:
     return next((at / target["seconds"] for at, value in row["curve"] if value <= target["score"]), inf)
 
 
-def contested(name: str, runs: Runs, seeds: tuple[int, ...], quick: bool, commit: str) -> dict[str, Any]:
+def against(name: str, runs: Runs, seeds: tuple[int, ...], quick: bool) -> tuple[int, dict[str, Any]]:
+    """The number of iterations, and every rival that fits the task, tuned."""
     contest = CONTESTS[name]
     steps = max(10, contest.steps // 10) if quick else contest.steps
     task = contest.make(0)
     trained = task.lower_data is not None and task.retrained is not None
     fits = {"plain": trained, "first": contest.direct, "implicit": not contest.begun, "lookahead": True}
     methods = [method for method in RIVALS if fits[method]]
-    rivals = {method: tuned(name, method, contest, runs, seeds, steps) for method in methods}
+    return steps, {method: tuned(name, method, contest, runs, seeds, steps) for method in methods}
+
+
+def contested(name: str, runs: Runs, seeds: tuple[int, ...], quick: bool, commit: str) -> dict[str, Any]:
+    steps, rivals = against(name, runs, seeds, quick)
     best = min(rivals, key=lambda m: mean(row["score"] for row in rivals[m]["runs"]))
     own = runs.all(f"{name}: BiSLS", [Job(name, "bisls", None, None, seed, steps, commit) for seed in seeds])
     pairs = list(zip(own, rivals[best]["runs"], strict=True))
     return {
-        "steps": steps, "developed": contest.developed, "start": own[0]["start"], "rivals": rivals, "best": best, "bisls": own,
+        "steps": steps, "developed": CONTESTS[name].developed, "start": own[0]["start"], "rivals": rivals, "best": best, "bisls": own,
         "regrets": [mine["score"] / other["score"] for mine, other in pairs],
         "times": [sooner(mine, other) for mine, other in pairs],
     }  # fmt: skip
@@ -332,6 +337,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="*", choices=list(CONTESTS), help="which (default: all whose data is there)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the iterations, one seed")
+    parser.add_argument(
+        "--rivals", action="store_true", help="only what BiSLS is compared with: it is kept, and made once"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one a core)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where runs and tables go (default: out)")
     arguments = parser.parse_args()
@@ -344,6 +352,10 @@ def main() -> None:
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
     runs = Runs(arguments.out / "regret_networks.jsonl", arguments.jobs, console)
     results: dict[str, Any] = {}
+    if arguments.rivals:
+        for name in there:
+            against(name, runs, SEEDS[:1] if arguments.quick else SEEDS, arguments.quick)
+        return
     for name in there:
         results[name] = contested(name, runs, SEEDS[:1] if arguments.quick else SEEDS, arguments.quick, commit)
         facts = {"commit": commit, "torch": torch.__version__, "python": platform.python_version(), "seeds": SEEDS}
