@@ -294,7 +294,8 @@ def contested(name: str, runs: Runs, seeds: tuple[int, ...], quick: bool, commit
     own = runs.all(f"{name}: BiSLS", [Job(name, "bisls", None, None, seed, steps, commit) for seed in seeds])
     pairs = list(zip(own, rivals[best]["runs"], strict=True))
     return {
-        "steps": steps, "developed": CONTESTS[name].developed, "start": own[0]["start"], "rivals": rivals, "best": best, "bisls": own,
+        "steps": steps, "developed": CONTESTS[name].developed, "start": own[0]["start"],
+        "rivals": rivals, "best": best, "bisls": own,
         "regrets": [mine["score"] / other["score"] for mine, other in pairs],
         "times": [sooner(mine, other) for mine, other in pairs],
     }  # fmt: skip
