@@ -271,6 +271,8 @@ def test_wrong_arguments_of_denoising_are_named(options, said):
             r"`mixture\(sources\[1\]=...\)` must be a text of at least 1,000 characters",
         ),
         ({"target": None}, "give both or neither"),
+        ({"target": 7}, r"`mixture\(target=...\)` must be a text of at least 1,000 characters"),
+        ({"context": 800}, "context must be shorter than the shortest text, 720"),
         ({"simplex": 1}, "simplex must be True or False"),
     ],
 )

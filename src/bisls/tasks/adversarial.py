@@ -70,7 +70,7 @@ def adversarial(
     pixels = pictures(call, images, dtype, (3,), "N x rows x columns").unsqueeze(1)
     truth = classes(call, labels, len(pixels))
     split_rng, start_rng, batch_rng = streams(call, seed, 3)
-    known, _, test = parts(call, pixels, truth, train, 0, test_size, split_rng)
+    known, _, test = parts(call, pixels, truth, train, 0, test_size, split_rng, upper=False)
     rule = f"must be a whole number from 1 to the number of rows, {len(known.labels)}"
     batch_size = settled(call, "batch_size", batch_size, whole_number(1, rule, most=len(known.labels)))
     network = convolutional(call, pixels, int(truth.max()) + 1, start_rng)

@@ -84,12 +84,14 @@ class Pictures(Source):
 
     def __post_init__(self) -> None:
         settle(self, ways=whole_number(2), held_out=number("(0, 0.5)"))
+        call, form = "Pictures", "N x features, N x rows x columns, ..."
+        rows = pictures(call, self.images, torch.float32, (2, 3, 4), form).flatten(1)
+        object.__setattr__(self, "labels", classes(call, self.labels, len(rows)))
+        object.__setattr__(self, "images", rows)
 
     def open(self, rng: torch.Generator) -> tuple[int, int, tuple[Draw, Draw, Draw]]:
         """Three groups of classes that share none."""
-        call = "Pictures"
-        rows = pictures(call, self.images, torch.float32, (2, 3, 4), "N x features, N x rows x columns, ...").flatten(1)
-        truth = classes(call, self.labels, len(rows))
+        rows, truth = self.images, self.labels
         kinds = int(truth.max()) + 1
         members = [(truth == kind).nonzero().flatten() for kind in range(kinds)]
         order = torch.randperm(kinds, generator=rng).tolist()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bisls._check import FLAG, Wanted, Wrong, settled, whole_number
+from bisls._check import FLAG, Wanted, Wrong, require_argument, settled, whole_number
 from bisls.bounds import Simplex
 from bisls.problem import Bilevel
 from bisls.tasks.base import Drawn, Task, streams
@@ -88,8 +88,11 @@ def mixture(
         sources, target = library()
     sources = settled(call, "sources", sources, Wanted("must be a list of at least two texts", _texts))
     texts = [_numbers(call, f"sources[{i}]", text) for i, text in enumerate(sources)]
-    half = len(target) // 2
-    known, unseen = (_numbers(call, "target", part) for part in (target[:half], target[half:]))
+    target_text = _numbers(call, "target", target)
+    known, unseen = target_text.tensor_split(2)
+    shortest = min(len(text) for text in (*texts, known, unseen))
+    rule = f"must be shorter than the shortest text, {shortest} (a half of the target counts)"
+    require_argument(call, "context", context, context + 1 < shortest, rule)
 
     start_rng, upper_rng, lower_rng, test_rng, again_rng = streams(call, seed, 5)
     length = context + 1
@@ -200,7 +203,7 @@ class Transformer(nn.Module):
 
 
 def _numbers(call: str, name: str, text: Any) -> Tensor:
-    if not isinstance(text, str) or len(text) < 500:
+    if not isinstance(text, str) or len(text) < 1_000:
         raise ValueError(f"`{call}({name}=...)` must be a text of at least 1,000 characters")
     places = {letter: i for i, letter in enumerate(LETTERS)}
     return torch.tensor([places.get(letter, places["?"]) for letter in text])

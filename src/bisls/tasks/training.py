@@ -86,6 +86,7 @@ def parts(
     validation: int,
     test_size: int | None,
     rng: torch.Generator,
+    upper: bool = True,
 ) -> tuple[Samples, Samples, Samples]:
     """Rows for the lower level, for the upper level, and for neither, from one permutation.
 
@@ -94,24 +95,24 @@ def parts(
         features: All rows.
         labels: Their labels.
         train: Rows of the lower level.
-        validation: Rows of the upper level; 0 where it has none of its own.
+        validation: Rows of the upper level.
         test_size: Rows of neither, at most; None takes all that are left.
         rng: What the permutation is drawn from.
+        upper: Whether the upper level has rows of its own; otherwise `validation` is not looked at.
     """
     train = settled(call, "train", train, whole_number(1))
-    if validation != 0:
-        validation = settled(call, "validation", validation, whole_number(1))
+    own = settled(call, "validation", validation, whole_number(1)) if upper else 0
     rule = "must be None (all samples that are left) or a whole number, at least 1"
-    left = len(features) - train - validation
+    left = len(features) - train - own
     if test_size is not None:
         test_size = settled(call, "test_size", test_size, whole_number(1, rule))
-    both = f"+ validation={validation!r} " if validation else ""
+    both = f"+ validation={own!r} " if own else ""
     said = f"{both}must leave samples that neither level sees: there are {len(features)} rows in all"
     require_argument(call, "train", train, left >= 1, said)
     order = torch.randperm(len(features), generator=rng).to(features.device)
-    lower, upper, test = torch.split(order, [train, validation, left])
+    lower, middle, test = torch.split(order, [train, own, left])
     test = test[:test_size]
-    return tuple(Samples(features[rows], labels[rows]) for rows in (lower, upper, test))  # type: ignore[return-value]
+    return tuple(Samples(features[rows], labels[rows]) for rows in (lower, middle, test))  # type: ignore[return-value]
 
 
 def mislabelled(labels: Tensor, kinds: int, share: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
