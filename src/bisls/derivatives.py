@@ -42,12 +42,19 @@ class Following:
     Attributes:
         momentum: The momentum, which is linear in the gradients.
         squares: Adam's mean of squared gradients too.
-        floor: Where the root of that mean is below this share of its own mean over all coordinates, it is held still even so.
+        floor: A scaling counts as no smaller than so much of its mean over its tensor: where gradients have hardly ever been
+            seen, a step is scaled up by far more than it can be trusted.
+        last: How many of the last steps are looked through; None: all.
     """
 
     momentum: bool = True
     squares: bool = False
-    floor: float = 1e-3
+    floor: float = 0.0
+    last: int | None = None
+
+    def sees(self, left: int) -> bool:
+        """Whether a step is looked through when so many, itself among them, are left."""
+        return self.last is None or left <= self.last
 
 
 class Derivative(ABC):
@@ -134,7 +141,6 @@ class Momentum(Derivative):
         squares = after.squares
         if self.squares is not None and following.squares:
             own, part = self.squares, self.squares.by_square * after.y
-            part = part.where(own.root > following.floor * own.root.mean(), part.new_zeros(()))
             squares = part if squares is None else squares + part
             p = p - 2 * (1 - own.b2) * self.sign * gradient * squares
             squares = own.b2 * squares

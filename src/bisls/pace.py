@@ -16,6 +16,7 @@ SHARE = 0.2  # of the way from the average to the iterate, where gradients are t
 WORSE = 0.01  # how much worse than at the average the loss may be there, as a share of all that was gained so far
 REACH = 1.6  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
 OUTLIER = 10.0  # a squared gradient counts for at most so many times the mean of those before
+OPENING, FIRST = (1, 2, 4, 8), 30.0  # after so many steps they are forgotten if their mean square is so many times the next
 GAIN, MOST, LEAST, FASTER, SLOWER = 0.3, 0.5, 0.03, 1.3, 0.6  # how fast the ceiling learns: at first, bounds, factors
 AHEAD = 4.0  # the ceiling is at most so many times the step that was taken
 SPARSE, DENSE = 12, 6  # the average is looked at every 1 + k / DENSE steps, and at least every so many
@@ -99,6 +100,10 @@ class Pace:
     def usual(self, length: float) -> float:
         """The squared gradient norm as it counts, and moves: one batch can't end the run."""
         return min(length, OUTLIER * self.lengths / self.k) if self.k > 0 and self.lengths > 0 else length
+
+    def outlying(self, length: float) -> bool:
+        """Whether the first gradients were so much longer than this one that all that was learnt of them is of no use."""
+        return self.k in OPENING and self.lengths > FIRST * self.k * length > 0.0
 
     def begun(self, step: float) -> Pace:
         """With the step that is best for the first batch along its own direction."""

@@ -43,8 +43,9 @@ class Lookahead(HypergradientMethod):
         momentum: Follow what gradients leave in a momentum. Otherwise that is held still.
         squares: Follow what they leave in Adam's mean of squares, too. It may be huge or negative where a gradient is far above
             those before it.
-        floor: With ``squares``: where the root of the mean is below this share of its own mean over all coordinates, it is held
-            still.
+        floor: Adam's scaling counts as no smaller than so much of its mean over each tensor, in the square; at least 0. Where
+            gradients have hardly ever been seen a step is scaled up by far more than a derivative can be trusted, and products of
+            such steps explode. 0 is exact.
 
     Examples:
         >>> import torch, bisls
@@ -61,7 +62,7 @@ class Lookahead(HypergradientMethod):
     steps: int | None = None
     momentum: bool = True
     squares: bool = False
-    floor: float = 1e-3
+    floor: float = 0.0
 
     def __post_init__(self) -> None:
         settle(self, steps=optional(whole_number(1)), momentum=FLAG, squares=FLAG, floor=number("[0, inf)"))
@@ -69,7 +70,7 @@ class Lookahead(HypergradientMethod):
     @property
     def following(self) -> Following:
         """What of the lower state it differentiates: it looks through the steps."""
-        return Following(self.momentum, self.squares, self.floor)
+        return Following(self.momentum, self.squares, self.floor, self.steps)
 
     def estimate(self, oracle: Oracle, upper_batch: Any, lower_batch: Any, state: State) -> Hypergradient:
         """There is none without lower steps."""
@@ -125,6 +126,7 @@ def through(
                 "the lower steps cannot be differentiated: their direction is not linear in the gradient (LBFGS, a part of "
                 "your own without a derivative); use Implicit(), or gradient steps, Adam() or an optimiser of torch's below"
             )
+        assert taken.y is not None
         oracle.problem.y.write_(taken.y)
         graph = oracle.lower_graph(taken.batch, taken.moment)
         left = norm(graph.grad) if isnan(left) else left

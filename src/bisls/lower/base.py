@@ -29,18 +29,20 @@ class TraceStep:
     """One lower step, as differentiating through it and repeating it need it.
 
     Attributes:
-        y: Where the gradient was taken.
+        y: Where the gradient was taken; None where nobody looks that far back.
         batch: On which batch.
         moment: With which random numbers; None where none are drawn.
-        derivative: The step, to be gone back through; None where nobody knows it.
+        derivative: The step, to be gone back through; None where nobody knows it, or looks that far back.
         size: Its size.
+        weight: The weight of its end in an average, where there is one.
     """
 
-    y: Tensor
+    y: Tensor | None
     batch: Any
     moment: Moment | None
     derivative: Derivative | None
     size: float = 0.0
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)

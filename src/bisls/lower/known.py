@@ -17,7 +17,7 @@ Coefficients = dict[str, Tensor | float]  # those of `Momentum`, for one paramet
 
 
 def known(
-    optimizer: Optimizer, vector: Vector, gradient: Tensor, trace: Following | bool
+    optimizer: Optimizer, vector: Vector, gradient: Tensor, following: Following
 ) -> Callable[[], Derivative | None]:
     """To be called before a step; what it gives is to be called after it, and is the derivative of that step.
 
@@ -25,9 +25,8 @@ def known(
         optimizer: Whose step it is.
         vector: The lower parameters.
         gradient: That of the step, flat.
-        trace: What of the optimiser's state will be differentiated.
+        following: What of the optimiser's state will be differentiated.
     """
-    following = Following() if isinstance(trace, bool) else trace
     formula = FORMULAS.get(type(optimizer))
     if formula is None or _overridden(optimizer):
         return _tried(optimizer, vector, gradient)
@@ -67,6 +66,7 @@ def _adam(group: dict[str, Any], state: dict[str, Any], first: bool, following: 
     squares = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
     root = (squares / (1 - b2**t)).sqrt_()
     below = root + float(group["eps"])
+    below = _floored(below, following.floor)
     scale = lr / (1 - b1**t) / below
     decay, decoupled = float(group["weight_decay"]), bool(group.get("decoupled_weight_decay"))
     found: Coefficients = {
@@ -88,7 +88,7 @@ def _rmsprop(group: dict[str, Any], state: dict[str, Any], first: bool, followin
     mean = state["square_avg"]
     if group["centered"]:
         mean = mean - state["grad_avg"] ** 2
-    below = mean.sqrt() + float(group["eps"])
+    below = _floored(mean.sqrt() + float(group["eps"]), following.floor)
     common: Coefficients = {"coupled": float(group["weight_decay"]), "sign": _sign(group)}
     if b == 0.0:
         return {**common, "scale": lr / below}
@@ -101,6 +101,10 @@ FORMULAS: dict[type, Callable[[dict[str, Any], dict[str, Any], bool, Following],
     AdamW: lambda group, *rest: _adam({**group, "decoupled_weight_decay": True}, *rest),
     RMSprop: _rmsprop,
 }
+
+
+def _floored(scale: Tensor, floor: float) -> Tensor:
+    return scale if floor == 0.0 else (scale.square() + floor**2 * scale.square().mean()).sqrt()
 
 
 def _sign(group: dict[str, Any]) -> float:

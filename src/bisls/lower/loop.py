@@ -199,8 +199,9 @@ class _Run:
             before, size = y, step.size
             y = moved(oracle, y, move, size)
             if self.following is not None:
-                back = self._back(heading, move, size, before, y)
-                self.trace.append(TraceStep(before, batch, here.moment, back, size))
+                seen = self.following.sees(last + 1 - i)
+                back = self._back(heading, move, size, before, y) if seen else None
+                self.trace.append(TraceStep(before if seen else None, batch, here.moment, back, size))
             short = plain and size * self.last <= FAR and vector.alike  # too short to lead out of the finite numbers
             if not short and not vector.holds(y):
                 y, self.status = before, Status.NON_FINITE

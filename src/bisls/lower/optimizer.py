@@ -104,7 +104,7 @@ class UserOptimizer(LowerPart):
             self._first = self._held = self._began = self._state(0.0)
         self._load(state or self._first)
         self._held = None
-        start = y
+        start, following = y, Following() if trace is True else trace or None
         vector.write_(y)
         last: LowerPoint | None = None
         first: LowerPoint | None = None
@@ -112,7 +112,7 @@ class UserOptimizer(LowerPart):
         grads = [tensor.grad for tensor in vector.tensors]
         try:
             with oracle.upper_frozen():
-                for batch in batches:
+                for i, batch in enumerate(batches):
                     here = oracle.lower(batch, y, replay)
                     if not finite(here.grad):
                         status = Status.NON_FINITE
@@ -121,7 +121,8 @@ class UserOptimizer(LowerPart):
                         tensor.grad = part.clone()
                     before = y
                     vector.write_(y)
-                    back = None if not trace else known(self.optimizer, vector, here.grad, trace)
+                    seen = following is not None and following.sees(len(batches) - i)
+                    back = known(self.optimizer, vector, here.grad, following) if following and seen else None
                     self._step()
                     y = vector.read() if bounds is None else bounds.project(vector.read(), vector)
                     if not finite(y):
@@ -130,11 +131,12 @@ class UserOptimizer(LowerPart):
                         break
                     first, last, steps = first or here, here, steps + 1
                     promised += dot(here.grad, before - y)
-                    if back is not None:
-                        went = back()
+                    if following is not None:
+                        went = None if back is None else back()
                         if bounds is not None and went is not None:
                             went = Within(went, y == vector.read())
-                        recorded.append(TraceStep(before, batch, here.moment, went, rate_of(self.optimizer)))
+                        rate = rate_of(self.optimizer)
+                        recorded.append(TraceStep(before if seen else None, batch, here.moment, went, rate))
         finally:
             for tensor, own in zip(vector.tensors, grads, strict=True):
                 tensor.grad = own
