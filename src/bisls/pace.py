@@ -16,7 +16,10 @@ SHARE = 0.2  # of the way from the average to the iterate, where gradients are t
 WORSE = 0.01  # how much worse than at the average the loss may be there, as a share of all that was gained so far
 REACH = 1.6  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
 OUTLIER = 10.0  # a squared gradient counts for at most so many times the mean of those before
-OPENING, FIRST = (1, 2, 4, 8), 30.0  # after so many steps they are forgotten if their mean square is so many times the next
+OPENING, FIRST = (
+    (1, 2, 4, 8),
+    30.0,
+)  # after so many steps they are forgotten if their mean square is so many times the next
 GAIN, MOST, LEAST, FASTER, SLOWER = 0.3, 0.5, 0.03, 1.3, 0.6  # how fast the ceiling learns: at first, bounds, factors
 AHEAD = 4.0  # the ceiling is at most so many times the step that was taken
 SPARSE, DENSE = 12, 6  # the average is looked at every 1 + k / DENSE steps, and at least every so many
