@@ -226,7 +226,8 @@ def run(job: Job) -> dict[str, Any]:
     finite = all(bool(torch.isfinite(t).all()) for t in (*task.problem.x.tensors, *task.problem.y.tensors))
     again = score(task.retrained) if task.retrained and job.commit else nan
     return {
-        **row, "score": inf if row["error"] else mean(looks.last), "metrics": {name: round(own, 4) for name, own in task.metrics().items()},
+        **row, "score": inf if row["error"] else mean(looks.last),
+        "metrics": {name: round(own, 4) for name, own in task.metrics().items()},
         "finite": finite, "curve": looks.curve, "seconds": looks.curve[-1][0] if looks.curve else nan, "retrained": again,
     }  # fmt: skip
 
