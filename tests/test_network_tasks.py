@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import sysconfig
 
 import numpy as np
 import pytest
@@ -491,6 +493,15 @@ def test_the_texts_of_python_itself_make_a_mixture():
     assert min(len(text) for text in (*sources, target)) > 10_000
     assert sorted(sources[0]) == sorted(sources[4]) != sources[0]
     assert target != sources[0]
+
+
+def test_a_python_without_its_texts_says_what_to_pass(monkeypatch, tmp_path):
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(ImportError, match=r"without the source of its library .*; pass sources and target"):
+        tasks.mixture()
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(ImportError, match="without its help topics; pass sources and target"):
+        tasks.mixture()
 
 
 # ---- denoising

@@ -73,6 +73,14 @@ def test_a_weight_at_the_floor_comes_back():
     assert float(end[1]) > 5 * 0.001
 
 
+def test_a_point_that_rounding_left_outside_still_has_a_ray():
+    v = torch.tensor([1.0001, -0.0001, 0.0], dtype=torch.float64)
+    for floor in (0.0, 1e-3):
+        bent = bisls.Simplex(floor).bend(v, torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64), 1.0, Vector([v]))
+        assert torch.isfinite(bent).all()
+        assert float(bent.sum()) == pytest.approx(0.0, abs=1e-12)
+
+
 def test_what_cannot_be_weights_is_refused():
     with pytest.raises(ValueError, match=r"`Simplex\(floor=1.0\)`: floor must lie in \[0, 1\)"):
         bisls.Simplex(1.0)

@@ -140,7 +140,8 @@ class Simplex(Bounds):
         """The chord to where an exponentiated step of length ``reach`` leads."""
         chords = []
         for part, along in zip(vector.split(point), vector.split(direction), strict=True):
-            own = part.reshape(-1).double()  # with all digits: the difference is divided by a reach that may be small
+            # with all digits: the difference is divided by a reach that may be small; rounding may have left the set
+            own = part.reshape(-1).double().clamp(min=self.floor)
             own = own / own.sum()
             end = self._nearest(torch.softmax(torch.log(own) - reach * along.reshape(-1).double(), 0))
             chords.append(((own - end) / reach).to(part))

@@ -143,14 +143,21 @@ def mixture(
 
 def library() -> tuple[tuple[str, ...], str]:
     """Five sources and a target out of Python's own library."""
-    from pydoc_data.topics import topics
-
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise ImportError("`mixture()`: this Python comes without its help topics; pass sources and target") from error
     folder = Path(sysconfig.get_paths()["stdlib"])
     ordered = [topics[name] for name in sorted(topics)]
     prose, target = "\n".join(ordered[::2]), "\n".join(ordered[1::2])
 
     def read(*names: str) -> str:
-        return "\n".join((folder / name).read_text("utf-8") for name in names)
+        try:
+            return "\n".join((folder / name).read_text("utf-8") for name in names)
+        except OSError as error:
+            raise ImportError(
+                f"`mixture()`: this Python comes without the source of its library ({error}); pass sources and target"
+            ) from error
 
     code = read("argparse.py", "turtle.py", "statistics.py")
     tables = read("encodings/cp1250.py", "encodings/cp1252.py", "encodings/cp437.py", "encodings/koi8_r.py")
