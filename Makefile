@@ -34,8 +34,9 @@ bench: .venv/.bench  ## the step-size optimisers beside their peers, table into 
 networks: .venv/.bench  ## networks trained with nothing set beside tuned grids (days for all of it; goes on where it stopped)
 	$(BIN)/python benchmarks/networks.py --out out
 
-regret: .venv/.cli  ## the untuned default over the best of a tuned grid, for every task (about an hour and a half)
+regret: .venv/.cli  ## the untuned default over the best of a tuned grid, for every task (about three hours)
 	$(BIN)/python benchmarks/regret.py --out out
+	$(BIN)/python benchmarks/regret_networks.py --out out
 
 small: .venv/.cli  ## an iteration on a small problem beside plain torch, in turn
 	$(BIN)/python benchmarks/small.py --out out

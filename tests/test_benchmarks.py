@@ -31,6 +31,30 @@ def run(script: str, out: Path, *arguments: str) -> dict:
     return found
 
 
+def test_regret_with_networks_has_every_rival_and_goes_on_where_it_stopped(tmp_path):
+    found = run("regret_networks", tmp_path, "--quick", "--jobs", "1", "--tasks", "sample weights", "few-shot")
+    results = found["results"]
+    assert {name: set(own["rivals"]) for name, own in results.items()} == {
+        "sample weights": {"plain", "implicit", "lookahead"},
+        "few-shot": {"first", "lookahead"},
+    }
+    for own in results.values():
+        assert own["developed"]
+        for rival in own["rivals"].values():
+            (final,) = rival["runs"]
+            assert final["score"] < final["start"]
+            assert final["seconds"] == final["curve"][-1][0] > 0
+        best = own["rivals"][own["best"]]["runs"][0]
+        assert own["regrets"] == [pytest.approx(own["bisls"][0]["score"] / best["score"])]
+        assert best["score"] == min(rival["runs"][0]["score"] for rival in own["rivals"].values())
+    weights = results["sample weights"]
+    assert all(isfinite(row["retrained"]) for row in (*weights["bisls"], *weights["rivals"]["plain"]["runs"]))
+    kept = (tmp_path / "regret_networks.jsonl").read_text()
+    again = run("regret_networks", tmp_path, "--quick", "--jobs", "1", "--tasks", "sample weights", "few-shot")
+    assert again["results"] == results
+    assert (tmp_path / "regret_networks.jsonl").read_text() == kept
+
+
 @pytest.fixture(scope="module")
 def scaling(tmp_path_factory):
     out = tmp_path_factory.mktemp("scaling")

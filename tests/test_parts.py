@@ -19,6 +19,7 @@ from bisls.linear.base import LinearSolver
 from bisls.parts import identity
 from bisls.response.base import Response
 from bisls.steps.base import StepRule
+from bisls.vector import Vector
 
 RULES = {
     "Armijo": bisls.Armijo(),
@@ -62,7 +63,11 @@ RESPONSES = {
     "Frozen": bisls.Frozen(),
     "Resampled": bisls.Resampled(),
 }
-BOUNDS = {"Box": bisls.Box(-2.0, 2.0), "Box with one side": bisls.Box(low=-1.5)}
+BOUNDS = {
+    "Box": bisls.Box(-2.0, 2.0),
+    "Box with one side": bisls.Box(low=-1.5),
+    "Simplex": bisls.Simplex(floor=0.01),
+}
 
 
 def forwarding(base: type) -> type:
@@ -118,6 +123,9 @@ def problem(**bounds) -> bisls.Bilevel:
     curvature = torch.tensor([1.0, 3.0, 10.0, 30.0], dtype=torch.float64)
     x = torch.tensor([0.5, -1.0, 1.5], dtype=torch.float64, requires_grad=True)
     y = torch.tensor([0.1, 0.2, -0.3, 0.4], dtype=torch.float64, requires_grad=True)
+    for tensor, own in ((x, bounds.get("upper_bounds")), (y, bounds.get("lower_bounds"))):
+        if own is not None:  # begin inside
+            tensor.data.copy_(own.project(0.3 * tensor.detach(), Vector([tensor])))
 
     def lower(b: Tensor) -> Tensor:
         gap = y - matrix @ x - b

@@ -249,6 +249,8 @@ PARTS = {
 }  # fmt: skip
 OPTIONS = {"params": "tensors", "lr": "number", "weight_decay": "number", "maximize": "flag", "foreach": "flag?"}
 AVERAGED = {**OPTIONS, "averaging": "flag?|number", "direction": "part?"}
+NETWORK = {"images": "array", "labels": "array", "train": "whole", "validation": "whole", "test_size": "whole?",
+           "batch_size": "whole?", "seed": "whole", "dtype": "choice"}  # fmt: skip
 SEARCHED = {**AVERAGED, "c": "number", "shrink": "number?", "grow": "number?", "f_min": "number?"}
 POLYAK = {**AVERAGED, "c": "number", "f_min": "number"}
 
@@ -270,6 +272,14 @@ def digits() -> dict[str, Any]:
     """A few large pictures with labels."""
     draw = torch.Generator().manual_seed(5)
     return {"images": torch.rand(12, 28, 28, generator=draw), "labels": torch.arange(12) % 10}
+
+
+def grey() -> dict[str, Any]:
+    """A few pictures of 8 x 8 with labels, and how they are shared out."""
+    labels = torch.arange(3).repeat(10)
+    draw = torch.Generator().manual_seed(3)
+    own = {"images": torch.rand(30, 8, 8, generator=draw) + labels[:, None, None], "labels": labels}
+    return {**own, "train": 12, "validation": 9, "batch_size": 4}
 
 
 def drawn() -> dict[str, Any]:
@@ -367,6 +377,7 @@ def calls() -> dict[str, Call]:
     rows = [
         Call("Bilevel", bilevel, {**losses, "upper_params": "tensors", "lower_params": "tensors", "buffers": "tensors|empty",
              "upper_bounds": "part?", "lower_bounds": "part?", "tape": "flag?"}, use=lambda made: steps(bisls.BiSLS(made, lower_iters=2))),
+        Call("Simplex", bisls.Simplex, {"floor": "number"}),
         Call("Box", one_box, {"low": "number", "high": "number"}, use=bounded),
         Call("BiSLS", bisls.BiSLS, {**PARTS, "problem": "part", "alpha": "number?", "beta": "number?"}, given, steps),
         Call("BiSLS.paper", bisls.BiSLS.paper, picked("direction", "hypergrad", "lower_iters", "lower_tol", "upper_step", "lower_step",
@@ -389,6 +400,8 @@ def calls() -> dict[str, Call]:
         Call("Evaluate", bisls.Evaluate, {"function": "function", "every": "whole", "name": "text"}, lambda: {"function": lambda: 1.0}, ran),
         Call("EarlyStopping", bisls.EarlyStopping, {"patience": "whole", "min_delta": "number", "on": "choice", "every": "whole",
              "restore": "flag"}, use=ran),
+        Call("Averaged", bisls.Averaged, {"after": "whole"}, use=ran),
+        Call("Averaged.load_state_dict", loaded(bisls.Averaged), {"state": "choice"}),
         Call("TensorBoard", bisls.TensorBoard, {"log_dir": "path"}),
         Call("sensitivity", bisls.sensitivity, {"make_solver": "function", "upper_data": "data", "lower_data": "data", "steps": "whole",
              "alphas": "array|list", "betas": "array|list", "seeds": "array|list", "score": "loss?", "progress": "flag"},
@@ -462,6 +475,24 @@ def calls() -> dict[str, Call]:
              "test_size": "whole", "batch_size": "whole?", "ridge": "number", "mean": "number", "sd": "number",
              "evaluate_on": "whole", "seed": "whole", "dtype": "choice"},
              lambda: {**drawn(), "lower_size": 5, "test_size": 2, "batch_size": 2, "evaluate_on": 3}),
+        Call("Drawn", tasks.Drawn, {"make": "loss", "seed": "whole"}, lambda: {"make": lambda rng: (torch.rand(2, generator=rng),)}, next),
+        Call("Drawn.load_state_dict", loaded(lambda: tasks.Drawn(lambda rng: ())), {"state": "choice"}),
+        Call("Pictures", tasks.Pictures, {"images": "array", "labels": "array", "ways": "whole", "held_out": "number"}, pictures),
+        Call("few_shot", tasks.few_shot, {"source": "part?", "shots": "whole", "queries": "whole", "batch_size": "whole", "hidden": "whole",
+             "lower_iters": "whole", "rates": "flag", "proximal": "number", "seed": "whole", "dtype": "choice"},
+             lambda: {"hidden": 2, "batch_size": 2}, evaluated),
+        Call("sample_weights", tasks.sample_weights, {**NETWORK, "corrupted": "number", "hidden": "whole", "normalised": "flag"}, grey, evaluated),
+        Call("architecture", tasks.architecture, {**NETWORK, "places": "whole", "channels": "whole"}, grey, evaluated),
+        Call("weight_network", tasks.weight_network, {**NETWORK, "corrupted": "number", "hidden": "whole"}, grey, evaluated),
+        Call("decays", tasks.decays, {**NETWORK, "start": "number"}, grey, evaluated),
+        Call("adversarial", tasks.adversarial, {**{name: own for name, own in NETWORK.items() if name != "validation"}, "reach": "number",
+             "batch_size": "whole", "lower_iters": "whole"}, lambda: {name: own for name, own in grey().items() if name != "validation"}, evaluated),
+        Call("denoising", tasks.denoising, {"images": "array", "train": "whole", "test_size": "whole", "noise": "number", "size": "whole",
+             "seed": "whole", "dtype": "choice"}, lambda: {"images": grey()["images"], "train": 2, "test_size": 2}, evaluated),
+        Call("mixture", tasks.mixture, {"sources": "choice", "target": "choice", "simplex": "flag", "context": "whole", "windows": "whole",
+             "width": "whole", "layers": "whole", "seed": "whole", "dtype": "choice"},
+             lambda: {"sources": ["to be or not " * 100, "1 2 3 4 5 " * 100], "target": "not to be " * 100, "context": 4, "width": 4, "layers": 1},
+             evaluated),
         Call("load", data.load, {"name": "choice"}),
         Call("fetch", data.fetch, {"name": "choice"}),
         Call("where", data.where, {"name": "choice"}),

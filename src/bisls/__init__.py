@@ -5,6 +5,8 @@ from bisls import tasks as tasks
 from bisls._version import __version__ as __version__
 from bisls.bounds import Bounds as Bounds
 from bisls.bounds import Box as Box
+from bisls.bounds import Simplex as Simplex
+from bisls.callbacks import Averaged as Averaged
 from bisls.callbacks import Callback as Callback
 from bisls.callbacks import EarlyStopping as EarlyStopping
 from bisls.callbacks import Evaluate as Evaluate

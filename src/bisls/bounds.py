@@ -1,4 +1,4 @@
-"""Where a variable may go: boxes, and the direction that stays inside."""
+"""Where a variable may go: boxes, simplices, and the direction that stays inside."""
 
 from __future__ import annotations
 
@@ -24,6 +24,23 @@ class Bounds(ABC):
     def held(self, flat: Tensor, gradient: Tensor, vector: Vector) -> Tensor | None:
         """Which coordinates sit on a bound that the descent direction would cross; None where that is not known."""
         return None
+
+    def bend(self, point: Tensor, direction: Tensor, reach: float, vector: Vector) -> Tensor:
+        """A direction d whose ray ``point - t d`` stays inside the set up to ``t = reach``.
+
+        By default ``(point - P(point - reach direction)) / reach``. The set is convex and the point inside it, so every shorter
+        step stays inside as well. A set with a geometry of its own may lay its rays towards another point of it.
+
+        Args:
+            point: Where the ray begins, inside the set.
+            direction: What it would be without bounds; the step is taken against it.
+            reach: How far, above 0.
+            vector: Knows the shapes.
+        """
+        target = point - reach * direction
+        nearest = self.project(target, vector)
+        # where nothing is in the way the direction itself, not a difference that rounding may swallow
+        return torch.where(nearest == target, direction, (point - nearest) / reach)
 
 
 def _side(value: Any) -> Any:
@@ -86,14 +103,69 @@ class Box(Bounds):
         return side(self.low), side(self.high)
 
 
-def inside(bounds: Bounds | None, point: Tensor, direction: Tensor, reach: float, vector: Vector) -> Tensor:
-    """A direction whose ray stays inside the set up to ``reach``: ``(point - P(point - reach d)) / reach``.
+@dataclass(frozen=True)
+class Simplex(Bounds):
+    """Weights: in each parameter tensor ``v >= floor`` and ``sum v = 1``.
 
-    The set is convex and the point inside it, so every shorter step stays inside as well.
+    As ``upper_bounds`` it is for mixtures: of sources of data, of losses, of operations. Rays are laid by exponentiated steps,
+
+        v'_i = v_i exp(-t d_i) / sum_j v_j exp(-t d_j),    t the reach,
+
+    brought back above the floor: x moves along the chord from v to v'. Such steps are as long for a weight of 0.01 as for one
+    of 0.9, relative to it. The floor keeps every weight alive: one that is 0 has no gradient of its own to come back by.
+
+    Args:
+        floor: The least that a weight may be, in [0, 1); times the size of the tensor it must be below 1.
+
+    Examples:
+        >>> import torch
+        >>> simplex = Simplex(floor=0.1)
+        >>> weights = Vector([torch.zeros(3)])
+        >>> simplex.project(torch.tensor([0.7, 0.9, -2.0]), weights)
+        tensor([0.3500, 0.5500, 0.1000])
+        >>> simplex.bend(torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.0, 0.0, 1.0]), 0.5, weights)
+        tensor([-0.0980, -0.1470,  0.2449])
     """
-    if bounds is None:
-        return direction
-    target = point - reach * direction
-    nearest = bounds.project(target, vector)
-    # where nothing is in the way the direction itself, not a difference that rounding may swallow
-    return torch.where(nearest == target, direction, (point - nearest) / reach)
+
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        settle(self, floor=number("[0, 1)"))
+
+    def project(self, flat: Tensor, vector: Vector) -> Tensor:
+        """The nearest weights; those that are weights already, up to rounding, as they are."""
+        return vector.join([self._nearest(part.reshape(-1)) for part in vector.split(flat)])
+
+    def bend(self, point: Tensor, direction: Tensor, reach: float, vector: Vector) -> Tensor:
+        """The chord to where an exponentiated step of length ``reach`` leads."""
+        chords = []
+        for part, along in zip(vector.split(point), vector.split(direction), strict=True):
+            # with all digits: the difference is divided by a reach that may be small; rounding may have left the set
+            own = part.reshape(-1).double().clamp(min=self.floor)
+            own = own / own.sum()
+            end = self._nearest(torch.softmax(torch.log(own) - reach * along.reshape(-1).double(), 0))
+            chords.append(((own - end) / reach).to(part))
+        return vector.join(chords)
+
+    def _nearest(self, own: Tensor) -> Tensor:
+        count, eps = own.numel(), torch.finfo(own.dtype).eps
+        if count == 0:
+            return own
+        require(self, "floor", self.floor * count < 1, f"times the size of the parameter ({count}) must be below 1")
+        low = own.new_tensor(self.floor)
+        if bool((own >= low).all()) and abs(float(own.double().sum()) - 1) <= max(4, count) * eps:
+            return own
+        # subtract the one number that leaves a sum of 1 where what falls below the floor is held there
+        above = own.double() - self.floor
+        mass = 1 - self.floor * count
+        ordered = above.sort(descending=True).values
+        excess = (ordered.cumsum(0) - mass) / torch.arange(1, count + 1, device=own.device)
+        kept = int((ordered > excess).sum())
+        free = (above - excess[max(kept, 1) - 1]).clamp(min=0)
+        free = free * (mass / free.sum())  # from far away the difference has lost digits
+        return torch.maximum((free + self.floor).to(own), low)
+
+
+def inside(bounds: Bounds | None, point: Tensor, direction: Tensor, reach: float, vector: Vector) -> Tensor:
+    """A direction whose ray stays inside the set up to ``reach``, see `Bounds.bend`; where there is no set, the direction."""
+    return direction if bounds is None else bounds.bend(point, direction, reach, vector)

@@ -60,6 +60,66 @@ class Evaluate(Callback):
         logger.info("k = %d: %s", record.k, ", ".join(f"{name} {own:.6g}" for name, own in row.items()))
 
 
+class Averaged(Callback):
+    """The mean of x over the iterations: weights of a mixture wander, and their mean is what to report.
+
+    The mean of points inside convex bounds (`Simplex`, `Box`) is inside them. It is saved in checkpoints.
+
+    Args:
+        after: Leave out so many iterations at the beginning, at least 0.
+
+    Attributes:
+        mean: Tensors shaped like the upper parameters; None before anything was averaged.
+        count: How many iterations it is the mean of.
+
+    Examples:
+        >>> import bisls
+        >>> task, averaged = bisls.tasks.quadratic(), Averaged(after=3)
+        >>> solver = bisls.BiSLS(task.problem, lower_iters=task.lower_iters)
+        >>> history = bisls.fit(solver, task.upper_data, task.lower_data, 5, progress=False, callbacks=[averaged])
+        >>> averaged.count, averaged.mean[0].shape == task.problem.x.tensors[0].shape
+        (2, True)
+    """
+
+    def __init__(self, after: int = 0):
+        self.after = settled("Averaged", "after", after, whole_number(0))
+        self.count = 0
+        self.mean: tuple[Tensor, ...] | None = None
+        self._flat: Tensor | None = None
+
+    def start(self, state: FitState) -> None:
+        """One that was resumed knows its shapes again."""
+        if self._flat is not None:
+            self.mean = state.solver.problem.x.split(self._flat)
+
+    def step(self, record: Record, state: FitState) -> None:
+        """Note where x went."""
+        if record.k < self.after:
+            return
+        x = state.solver.problem.x
+        here = x.read()
+        self.count += 1
+        self._flat = here if self._flat is None else self._flat + (here - self._flat) / self.count
+        self.mean = x.split(self._flat)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The mean so far, and of how many."""
+        return {"count": self.count, "mean": self._flat}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Raises:
+            ValueError: It is no such state; nothing was loaded.
+        """
+        own = read("`Averaged.load_state_dict(...)`", self.keeps(), state)
+        self.count, self._flat, self.mean = own["count"], own["mean"], None
+
+    def keeps(self, problem: Any = None) -> Fields:
+        """What a state may be; with the problem, whose upper parameters the mean must fit."""
+        return Fields({"count": Whole()}, {"mean": Maybe(flat(None if problem is None else problem.x))}, empty=False)
+
+
 class EarlyStopping(Callback):
     """End the run when a number has not become smaller for a while.
 

@@ -21,7 +21,7 @@ from bisls.tasks.training import mlp
 Draw = Callable[[torch.Generator, int, int, int], tuple[Tensor, ...]]
 """Generator, tasks, shots, queries -> support inputs and targets, query inputs and targets; the first dimension is the task."""
 RATES = tuple(0.0025 * 2**k for k in range(9))  # of the plain steps by which new tasks are learnt, when they are judged
-HELD_OUT = 100  # tasks on which the rate is chosen, and as many others that are judged
+CHOOSING, JUDGED = 50, 100  # tasks on which the rate is chosen, and others that are judged
 
 
 class Source(ABC):
@@ -84,12 +84,14 @@ class Pictures(Source):
 
     def __post_init__(self) -> None:
         settle(self, ways=whole_number(2), held_out=number("(0, 0.5)"))
+        call, form = "Pictures", "N x features, N x rows x columns, ..."
+        rows = pictures(call, self.images, torch.float32, (2, 3, 4), form).flatten(1)
+        object.__setattr__(self, "labels", classes(call, self.labels, len(rows)))
+        object.__setattr__(self, "images", rows)
 
     def open(self, rng: torch.Generator) -> tuple[int, int, tuple[Draw, Draw, Draw]]:
         """Three groups of classes that share none."""
-        call = "Pictures"
-        rows = pictures(call, self.images, torch.float32, (2, 3, 4), "N x features, N x rows x columns, ...").flatten(1)
-        truth = classes(call, self.labels, len(rows))
+        rows, truth = self.images, self.labels
         kinds = int(truth.max()) + 1
         members = [(truth == kind).nonzero().flatten() for kind in range(kinds)]
         order = torch.randperm(kinds, generator=rng).tolist()
@@ -166,7 +168,7 @@ def few_shot(
     divided by exp(r / 2), so that a step of beta below is one of beta exp(r) in the weights. r starts at 0.
 
     `exact` is the loss on the queries of 100 new tasks after `lower_iters` plain gradient steps from x. It depends on x
-    alone, whatever trained it: the rate of these steps is the best of nine (0.0025 to 0.64) on 100 other tasks.
+    alone, whatever trained it: the rate of these steps is the best of nine (0.0025 to 0.64) on 50 other tasks.
     ``metrics()`` has that rate, the loss before any step ("unadapted"), and for pictures the accuracy.
 
     Args:
@@ -211,7 +213,7 @@ def few_shot(
 
         return batch
 
-    to_choose, to_judge = drawn(choose, HELD_OUT)(choose_rng), drawn(judge, HELD_OUT)(judge_rng)
+    to_choose, to_judge = drawn(choose, CHOOSING)(choose_rng), drawn(judge, JUDGED)(judge_rng)
     start = list(mlp((width, hidden, hidden, outputs), start_rng, dtype).parameters())
     learnt = [torch.zeros((), dtype=dtype).requires_grad_() for _ in start] if rates else []
     copies = [tensor.detach().expand(batch_size, *tensor.shape).clone().requires_grad_() for tensor in start]
@@ -268,7 +270,7 @@ def few_shot(
     def metrics() -> dict[str, float]:
         rate = best_rate()
         with torch.no_grad():
-            plain = stacked([tensor.expand(HELD_OUT, *tensor.shape) for tensor in start], to_judge[2])
+            plain = stacked([tensor.expand(JUDGED, *tensor.shape) for tensor in start], to_judge[2])
         found = {"rate": rate, "unadapted": float(source.loss(plain, to_judge[3]))}
         right = source.accuracy(adapted(to_judge, rate), to_judge[3])
         return found if right is None else found | {"accuracy": right}

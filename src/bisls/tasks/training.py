@@ -13,7 +13,7 @@ from torch.nn import functional
 from bisls._check import require_argument, settled, whole_number
 from bisls.evaluate import lower_point
 from bisls.problem import Bilevel
-from bisls.tasks.base import Batches, Data
+from bisls.tasks.base import Batches, Data, Drawn
 
 CHUNK = 2000  # samples that go through a network at a time when all of them are evaluated
 RATE = 3e-3  # of the Adam that trains y from the start
@@ -57,15 +57,25 @@ def mlp(sizes: tuple[int, ...], rng: torch.Generator, dtype: torch.dtype) -> nn.
     return drawn(nn.Sequential(*layers), rng, dtype)
 
 
-def lenet(rows: int, columns: int, kinds: int, rng: torch.Generator, dtype: torch.dtype) -> nn.Module:
-    """Two convolutions of 3 x 3 (8 and 16 channels) with 2 x 2 max-pooling, a layer of 32, the outputs; ReLU between them."""
+def convolutional(call: str, pixels: Tensor, kinds: int, rng: torch.Generator) -> nn.Module:
+    """Two convolutions of 3 x 3 (8 and 16 channels) with 2 x 2 max-pooling, a layer of 32, the outputs; ReLU between them.
+
+    Args:
+        call: Who asks, for messages.
+        pixels: The pictures, N x 1 x rows x columns.
+        kinds: The number of outputs.
+        rng: What it is drawn from.
+    """
+    rows, columns = pixels.shape[2:]
+    if min(rows, columns) < 4:
+        raise ValueError(f"`{call}(images=...)` must have at least 4 x 4 pixels, got {rows} x {columns}")
     layers = (
         *(nn.Conv2d(1, 8, 3, padding=1, device="meta"), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(8, 16, 3, padding=1, device="meta"), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
         *(nn.Linear(16 * (rows // 4) * (columns // 4), 32, device="meta"), nn.ReLU()),
         nn.Linear(32, kinds, device="meta"),
     )
-    return drawn(nn.Sequential(*layers), rng, dtype)
+    return drawn(nn.Sequential(*layers), rng, pixels.dtype).to(pixels.device)
 
 
 def parts(
@@ -76,6 +86,7 @@ def parts(
     validation: int,
     test_size: int | None,
     rng: torch.Generator,
+    upper: bool = True,
 ) -> tuple[Samples, Samples, Samples]:
     """Rows for the lower level, for the upper level, and for neither, from one permutation.
 
@@ -87,21 +98,21 @@ def parts(
         validation: Rows of the upper level.
         test_size: Rows of neither, at most; None takes all that are left.
         rng: What the permutation is drawn from.
+        upper: Whether the upper level has rows of its own; otherwise `validation` is not looked at.
     """
     train = settled(call, "train", train, whole_number(1))
-    validation = settled(call, "validation", validation, whole_number(1))
+    own = settled(call, "validation", validation, whole_number(1)) if upper else 0
     rule = "must be None (all samples that are left) or a whole number, at least 1"
-    left = len(features) - train - validation
+    left = len(features) - train - own
     if test_size is not None:
         test_size = settled(call, "test_size", test_size, whole_number(1, rule))
-    said = (
-        f"+ validation={validation!r} must leave samples that neither level sees: there are {len(features)} rows in all"
-    )
+    both = f"+ validation={own!r} " if own else ""
+    said = f"{both}must leave samples that neither level sees: there are {len(features)} rows in all"
     require_argument(call, "train", train, left >= 1, said)
     order = torch.randperm(len(features), generator=rng).to(features.device)
-    lower, upper, test = torch.split(order, [train, validation, left])
+    lower, middle, test = torch.split(order, [train, own, left])
     test = test[:test_size]
-    return tuple(Samples(features[rows], labels[rows]) for rows in (lower, upper, test))  # type: ignore[return-value]
+    return tuple(Samples(features[rows], labels[rows]) for rows in (lower, middle, test))  # type: ignore[return-value]
 
 
 def mislabelled(labels: Tensor, kinds: int, share: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -136,7 +147,7 @@ def anew(problem: Bilevel, lower_data: Data, score: Callable[[], float], steps: 
 
     Args:
         problem: With y at its start.
-        lower_data: What y is trained on: one batch, or a `Batches`, whose rows are drawn anew.
+        lower_data: What y is trained on: one batch, or a `Batches` or `Drawn`, which begins anew.
         score: What is measured at the end.
         steps: How many.
         seed: What the batches are drawn from.
@@ -147,6 +158,8 @@ def anew(problem: Bilevel, lower_data: Data, score: Callable[[], float], steps: 
         batches: Data = lower_data
         if isinstance(lower_data, Batches):
             batches = Batches(lower_data.tensors, lower_data.batch_size, seed, lower_data.indices)
+        elif isinstance(lower_data, Drawn):
+            batches = Drawn(lower_data.make, seed)
         before = y.read()
         own = start.clone()
         optimiser = torch.optim.Adam([own], lr=RATE)
@@ -154,7 +167,7 @@ def anew(problem: Bilevel, lower_data: Data, score: Callable[[], float], steps: 
             with problem.probing():
                 y.write_(own)
                 for _ in range(steps):
-                    batch = next(batches) if isinstance(batches, Batches) else batches
+                    batch = batches if isinstance(batches, tuple) else next(batches)
                     own.grad = y.join(lower_point(problem, batch, None).grad)
                     optimiser.step()
                     y.write_(own)
