@@ -124,7 +124,7 @@ class FirstOrder(bisls.Lookahead):
 
     def look_back(self, oracle, upper_batch, lowered, state):
         upper = oracle.upper(upper_batch)
-        flat, _ = through(oracle, [], upper, self.following, lowered)
+        flat, _, _ = through(oracle, [], upper, self.following, lowered)
         oracle.problem.y.write_(lowered.y)
         return estimated(oracle, upper, flat, status=bisls.Status.OK, state={}, lower_grad_norm=nan)
 

@@ -169,7 +169,7 @@ def test_the_trace_is_what_differentiating_through_the_steps_needs(direction):
         assert [step.batch for step in lowered.trace] == rows
         assert torch.equal(lowered.trace[0].y, start)
         upper = oracle.upper(rows[0])
-        flat, _ = through(oracle, lowered.trace, upper, STILL)
+        flat, _, _ = through(oracle, lowered.trace, upper, STILL)
 
     ones = Adjoint(torch.ones_like(start))
     scales = [step.derivative.back(ones, start, STILL)[1] for step in lowered.trace]

@@ -38,7 +38,10 @@ from bisls.steps.envelope import Envelope
 from bisls.steps.polyak import Polyak
 from bisls.views import View
 
-NEAR = 10  # the T-step view looks through so many of the last lower steps
+NEAR, FEW = (
+    10,
+    4,
+)  # the T-step view looks through so many of the last lower steps: of a network, of a model that x is a part of
 FLOOR = 0.3  # where a network is trained, its scaling counts as no smaller than so much of its mean: see `Lookahead`
 POLISH = Direct(CG(tol=1e-2, iters=50, damp=True))
 
@@ -157,7 +160,7 @@ class BiSLS(Solver):
         elif problem.lower_start is not None:
             self._offer(View(loop, Lookahead(), paced))
         else:
-            network, shared = Lookahead(NEAR, floor=FLOOR), Lookahead(NEAR)
+            network, shared = Lookahead(NEAR, floor=FLOOR), Lookahead(FEW)
             implicit = View(self.lower, self.hypergrad, self.upper)
             self._offer(implicit, View(train, network, paced), View(loop, shared, paced))
 

@@ -28,6 +28,7 @@ ABOVE, CLEARLY = (
     30,
     3.0,
 )  # so many losses in a row above the first one, and their mean by so many times their spread: lost
+CALM, CALMEST = 0.1, 1e-3  # how fast another loss calms the steps, and how much at most
 AGAIN = 0.1  # the step to begin anew with, in units of that of the last time
 
 
@@ -50,6 +51,7 @@ class Pace:
         mean_loss: The running mean of the losses.
         spread: The running mean of their distance from it.
         above: How many losses in a row were above the first.
+        calm: What the steps are multiplied with, at most 1: less where another loss would fall with shorter ones.
     """
 
     KIND: ClassVar[Fields] = Fields(
@@ -68,6 +70,7 @@ class Pace:
             "mean_loss": Number(),
             "spread": Number(0.0),
             "above": Whole(),
+            "calm": Number(0.0, 1.0),
         }
     )
 
@@ -85,6 +88,7 @@ class Pace:
     mean_loss: float = 0.0
     spread: float = 0.0
     above: int = 0
+    calm: float = 1.0
 
     @property
     def due(self) -> bool:
@@ -116,14 +120,15 @@ class Pace:
         """One step along a direction with ``<g, d> = square``: its size, the weight of its end, and what follows."""
         squares = self.squares + square
         away = self.distance or self.ceiling * sqrt(square)
-        size = min(self.ceiling, REACH * away / sqrt(squares))
+        free = min(self.ceiling, REACH * away / sqrt(squares))
+        size = self.calm * free
         k = self.k + 1
         weight = k * size * size
         weights = self.weights + weight
         later = replace(
             self,
             k=k,
-            ceiling=min(self.ceiling, AHEAD * size),
+            ceiling=min(self.ceiling, AHEAD * free),
             squares=squares,
             lengths=self.lengths + usual,
             weights=weights,
@@ -138,6 +143,11 @@ class Pace:
         mean = self.mean_loss + weight * (loss - self.mean_loss)
         spread = self.spread + weight * (abs(loss - self.mean_loss) - self.spread)
         return replace(self, mean_loss=mean, spread=spread, above=self.above + 1 if loss > self.first_loss else 0)
+
+    def taught(self, slope: float) -> Pace:
+        """With the derivative of another loss by the logarithm of the steps: where it would fall with shorter ones, they are."""
+        calm = self.calm * exp(-CALM if slope > 0 else CALM if slope < 0 else 0.0)
+        return replace(self, calm=min(max(calm, CALMEST), 1.0))
 
     @property
     def lost(self) -> bool:

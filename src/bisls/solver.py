@@ -289,6 +289,8 @@ class Solver:
         )
         self._upper_state = taken.state
         self._lower_state = self.lower.followed(lowered.state, lowered.y, self.problem.y.read())
+        if isfinite(estimate.lower_slope):
+            self._lower_state = self.lower.taught(self._lower_state, estimate.lower_slope)
         self._trend = self._trend.with_value(estimate.value)
         noticed = Status.NO_INFLUENCE if uninfluenced else Status.UPPER_ROSE if self._trend.risen else Status.OK
         upper, linear = worst(taken.status, noticed), worst(estimate.status, taken.linear)

@@ -37,6 +37,7 @@ class Hypergradient:
         state: What the next estimate may start from.
         graph: The lower graph at (x, y), for further products at the same point.
         upper: f and its gradients at (x, y), where the method evaluated them there.
+        lower_slope: The derivative of f by the logarithm of the lower steps' size, where the method looks through them.
     """
 
     value: float
@@ -48,6 +49,7 @@ class Hypergradient:
     state: State = field(default_factory=dict, repr=False)
     graph: LowerGraph | MeanGraph | None = field(default=None, repr=False)
     upper: UpperPoint | None = field(default=None, repr=False)
+    lower_slope: float = field(default=nan, repr=False)
 
     def uninfluenced(self, oracle: Oracle, upper_batch: Any, lower_batch: Any) -> bool:
         """Whether it is exactly zero because y does not respond to x at all, though f depends on y.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
 
@@ -17,7 +17,7 @@ from bisls.lower import Lowered, TraceStep
 from bisls.oracle import Oracle, UpperPoint
 from bisls.states import Fields
 from bisls.status import Status, worst
-from bisls.vector import Vector, finite, norm
+from bisls.vector import Vector, dot, finite, norm
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,12 @@ class Lookahead(HypergradientMethod):
         trace = lowered.trace if self.steps is None else lowered.trace[-self.steps :]
         whole = len(trace) == len(lowered.trace)
         try:
-            flat, left = through(oracle, trace, upper, self.following, lowered if whole else None)
+            flat, left, slope = through(oracle, trace, upper, self.following, lowered if whole else None)
         finally:
             y.write_(lowered.y)
         status = Status.OK if finite(flat) else worst(lowered.status, Status.NON_FINITE)
-        return estimated(oracle, upper, flat, status=status, state={}, lower_grad_norm=left)
+        found = estimated(oracle, upper, flat, status=status, state={}, lower_grad_norm=left)
+        return replace(found, lower_slope=slope)
 
     def keeps(self, y: Vector | None) -> Fields:
         """Nothing."""
@@ -103,8 +104,10 @@ def through(
     upper: UpperPoint,
     following: Following | None = None,
     lowered: Lowered | None = None,
-) -> tuple[Tensor, float]:
-    """The gradient of f through lower steps that were taken, going back over them; and the lower gradient norm of the last.
+) -> tuple[Tensor, float, float]:
+    """The gradient of f through lower steps that were taken, going back over them.
+
+    Beside it the lower gradient norm of the last step, and the derivative of f by the logarithm of all step sizes.
 
     The random numbers of every step are drawn again, and y is left at the first point.
 
@@ -116,7 +119,7 @@ def through(
         lowered: Says how they began, where y began at a function of x.
     """
     following = following or Following()
-    flat, owed, left = upper.grad_x.clone(), Adjoint(upper.grad_y), nan
+    flat, owed, left, slope = upper.grad_x.clone(), Adjoint(upper.grad_y), nan, 0.0
     began = None if lowered is None else lowered.began
     started = began is not None and began.y is None
     for i in range(len(trace) - 1, -1, -1):
@@ -131,6 +134,7 @@ def through(
         graph = oracle.lower_graph(taken.batch, taken.moment)
         left = norm(graph.grad) if isnan(left) else left
         owed, v = taken.derivative.back(owed, graph.grad, following)
+        slope -= dot(v, graph.grad)
         if i > 0 or started:
             by_y, by_x = graph.both(v)
             owed = Adjoint(owed.y - by_y, owed.momentum, owed.squares, owed.average)
@@ -142,4 +146,4 @@ def through(
             start = oracle.start(began.batch, graph=True)
             # an average and an iterate begin at y as well
             flat += start.pulled(owed.whole())
-    return flat, left
+    return flat, left, slope

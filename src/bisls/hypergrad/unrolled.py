@@ -71,7 +71,7 @@ class Unrolled(HypergradientMethod):
         try:
             lowered = Loop(Constant(step)).descend(oracle, chosen, start, 0, {}, trace=True)
             upper = oracle.upper(upper_batch)
-            gradient, left = through(oracle, lowered.trace, upper)
+            gradient, left, _ = through(oracle, lowered.trace, upper)
         finally:
             y.write_(start)
         status = lowered.status

@@ -237,6 +237,10 @@ class LowerPart(ABC):
         """The state to go on from where y begins anew: what it learnt of steps may stay, what belongs to a path may not."""
         return state
 
+    def taught(self, state: State, slope: float) -> State:
+        """The state after the upper loss was found to depend so on the logarithm of the step size; most parts do not learn so."""
+        return state
+
     def followed(self, state: State, before: Tensor, after: Tensor) -> State:
         """The state after y was moved from one point to another by somebody else, along with x."""
         return state

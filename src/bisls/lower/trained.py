@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -81,6 +81,13 @@ class Trained(LowerPart):
     def followed(self, state: State, before: Tensor, after: Tensor) -> State:
         """Iterate and average move with y."""
         return {**state, **Walk.unpacked(state).moved_to(after).packed()} if state else state
+
+    def taught(self, state: State, slope: float) -> State:
+        """Steps are shorter while the upper loss would fall with shorter ones: y is learning what x has still to leave out."""
+        if not state:
+            return state
+        walk = Walk.unpacked(state)
+        return {**state, **replace(walk, pace=walk.pace.taught(slope)).packed()}
 
     def careful(self, state: State) -> State:
         """A tenth of the step."""
