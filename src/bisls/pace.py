@@ -110,7 +110,7 @@ class Pace:
 
     def begun(self, step: float) -> Pace:
         """With the step that is best for the first batch along its own direction."""
-        return replace(self, ceiling=START * step, first_step=START * step)
+        return replace(self, ceiling=START * step, first_step=START * step, squares=0.0, distance=0.0)
 
     def stepped(self, square: float, usual: float) -> tuple[float, float, Pace]:
         """One step along a direction with ``<g, d> = square``: its size, the weight of its end, and what follows."""

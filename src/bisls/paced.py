@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf, isfinite
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from bisls.lower import Lowered, LowerPart
 from bisls.oracle import Oracle
 from bisls.response.base import Response
 from bisls.response.rerun import Rerun
-from bisls.states import Fields, Number
+from bisls.states import Fields, Number, Numbers
 from bisls.status import Status
 from bisls.steps.base import Memory
 from bisls.steps.curvature import Curvature
@@ -24,6 +25,8 @@ from bisls.upper import State, Taken
 from bisls.vector import Vector, norm
 from bisls.walk import Scaled, Walk
 
+OPENING = (0, 1, 2, 4, 7)  # after so many steps the scale of a step is looked for,
+LAST = 3  # and it is the median of so many that were found last: at first y is not trained, and says little
 CLIP, RECENT = 2.0, 0.1  # a hypergradient is no longer than so many times the running mean of their norms, and its rate
 
 
@@ -60,29 +63,32 @@ class Paced:
         mean = state.get("norm", norm(estimate.flat))
         gradient, mean = _clipped(estimate.flat, mean)
         walk = Walk.unpacked(state).moved_to(x) if state else Walk.begin(x)
-        checks, looked = 0, walk.pace.due
+        found: list[float] = state["found"].tolist() if state else []
+        checks, opening = 0, walk.pace.k in OPENING
+        looked = walk.pace.due or opening
         if walk.pace.lost:
-            return scene.stay(walk.lost(), mean, Status.RESTARTED)
-        if looked:
+            return scene.stay(walk.lost(), mean, found, Status.RESTARTED)
+        if looked and not opening:
             walk, checks = walk.voted(estimate.value, scene.value(walk.average)), 1
         walk, scaled = walk.learn(gradient)
         if scaled.square <= 0.0:
-            return scene.stay(walk, mean, Status.STATIONARY, checks)
-        if walk.pace.ceiling == 0.0:
-            found = Curvature(start=self.alpha).choose(scene.line(x, scaled), Memory())
-            walk, checks, looked = walk.begun(found.size), found.checks, True
-            if found.size == 0.0:
-                return scene.stay(walk, mean, found.status, checks)
+            return scene.stay(walk, mean, found, Status.STATIONARY, checks)
+        if opening:
+            own = Curvature(start=self.alpha).choose(scene.line(x, scaled), Memory())
+            checks, found = own.checks, [*found, own.size] if own.size > 0.0 else found
+            if not found:
+                return scene.stay(walk, mean, found, own.status, checks)
+            walk = walk.begun(min(found) if len(found) < LAST else median(found[-LAST:]))
         bounds = oracle.problem.upper_bounds
         bent = None if bounds is None else lambda z, d, size: inside(bounds, z, d, size, oracle.problem.x)
         after, size, _ = walk.step(scaled, bent)
         there = after.point if bounds is None else bounds.project(after.point, oracle.problem.x)
         if not oracle.problem.x.holds(there):
-            return scene.stay(walk.shorter(), mean, Status.NON_FINITE, checks)
+            return scene.stay(walk.shorter(), mean, found, Status.NON_FINITE, checks)
         walk = after.at(there, scaled.scale if looked else None, estimate.value)
         oracle.problem.x.write_(there)
         oracle.problem.y.write_(lowered.y)
-        return Taken(lowered.y, size, checks, Status.OK, Status.OK, {**walk.packed(), "norm": mean})
+        return Taken(lowered.y, size, checks, Status.OK, Status.OK, _kept(walk, mean, found))
 
     def careful(self, state: State) -> State:
         """The state to go on from after values that were not finite: a tenth of the step."""
@@ -90,7 +96,8 @@ class Paced:
 
     def keeps(self, x: Vector, y: Vector, method: HypergradientMethod) -> Fields:
         """The walk, and the mean of the norms."""
-        return Fields({**Walk.kind(x), "norm": Number(0.0)}, empty=True)
+        found = Numbers(((0, len(OPENING)),), (torch.float64,), least=0.0)
+        return Fields({**Walk.kind(x), "norm": Number(0.0), "found": found}, empty=True)
 
 
 @dataclass(frozen=True)
@@ -125,11 +132,15 @@ class _Scene:
         eps = torch.finfo(x.dtype).eps if upper is None else upper.eps
         return Line(self.estimate.value, slope, lambda t: self.value(x - t * scaled.direction), eps=eps)
 
-    def stay(self, walk: Walk, mean: float, status: Status, checks: int = 0) -> Taken:
+    def stay(self, walk: Walk, mean: float, found: list[float], status: Status, checks: int = 0) -> Taken:
         """No step, or one back to the start of the walk."""
         self.oracle.problem.x.write_(walk.point)
         self.oracle.problem.y.write_(self.lowered.y)
-        return Taken(self.lowered.y, 0.0, checks, status, Status.OK, {**walk.packed(), "norm": mean})
+        return Taken(self.lowered.y, 0.0, checks, status, Status.OK, _kept(walk, mean, found))
+
+
+def _kept(walk: Walk, mean: float, found: list[float]) -> State:
+    return {**walk.packed(), "norm": mean, "found": torch.tensor(found, dtype=torch.float64)}
 
 
 def _clipped(gradient: Tensor, mean: float) -> tuple[Tensor, float]:
