@@ -96,7 +96,9 @@ CONTESTS = {
     "few-shot": Contest(
         lambda seed: tasks.few_shot(seed=seed), 500, True, alpha=(0.003, 0.01), beta=(0.01, 0.03), **STARTED
     ),
-    "sample weights": Contest(lambda seed: tasks.sample_weights(*digits(), seed=seed), 150, True, alpha=(0.1, 1.0), beta=(0.001, 0.003)),
+    "sample weights": Contest(
+        lambda seed: tasks.sample_weights(*digits(), seed=seed), 150, True, alpha=(0.1, 1.0), beta=(0.001, 0.003)
+    ),
     "architecture": Contest(
         lambda seed: tasks.architecture(*digits(), seed=seed), 100, True, alpha=(0.01, 0.1), direct=True
     ),
