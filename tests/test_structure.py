@@ -57,6 +57,7 @@ ORDER = [
     "sampling",
     "upper",
     "paced",
+    "views",
     "solver_state",
     "solver",
     "methods",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch.optim import Optimizer
@@ -13,14 +14,18 @@ from bisls.directions.denoised import Denoised
 from bisls.directions.steepest import Steepest
 from bisls.hypergrad.base import HypergradientMethod
 from bisls.hypergrad.implicit import Implicit
+from bisls.hypergrad.lookahead import Lookahead
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
 from bisls.linear.direct import Direct
+from bisls.lower import Loop, Trained
+from bisls.paced import Paced
 from bisls.parts import Default, instead, part
 from bisls.problem import Bilevel
 from bisls.response.base import Response
 from bisls.response.frozen import Frozen
 from bisls.response.gradient_steps import GradientSteps
+from bisls.response.rerun import Rerun
 from bisls.response.resampled import Resampled
 from bisls.response.tangent import Tangent
 from bisls.solver import Solver
@@ -31,7 +36,10 @@ from bisls.steps.curvature import Curvature
 from bisls.steps.decay import Decay
 from bisls.steps.envelope import Envelope
 from bisls.steps.polyak import Polyak
+from bisls.views import View
 
+NEAR = 10  # the T-step view looks through so many of the last lower steps
+FLOOR = 0.3  # where a network is trained, its scaling counts as no smaller than so much of its mean: see `Lookahead`
 POLISH = Direct(CG(tol=1e-2, iters=50, damp=True))
 
 
@@ -114,11 +122,15 @@ class BiSLS(Solver):
         with standing_for("BiSLS", start="beta"):
             curved = Curvature(start=beta, trials=20, every=30, recent=0.05, watch=True)
         linear = Direct(CG(tol=1e-3, iters=50, damp=True, stretch=10))
+        again = isinstance(response, Rerun)
+        estimate = Lookahead(NEAR, floor=FLOOR) if again else Implicit(linear, spread=4.0)
+        hypergrad = estimate if again and hypergrad is None else hypergrad
+        follow = Rerun() if getattr(hypergrad, "following", None) is not None else Tangent()
         super().__init__(
             problem,
             direction=Denoised(b2=0.999) if direction is None else direction,
-            response=Tangent() if response is None else response,
-            hypergrad=Implicit(linear, spread=4.0) if hypergrad is None else hypergrad,
+            response=follow if response is None else response,
+            hypergrad=estimate if hypergrad is None else hypergrad,
             upper_step=search if upper_step is None else upper_step,
             lower_step=curved if own else lower_step,
             lower_iters=lower_iters,
@@ -130,6 +142,24 @@ class BiSLS(Solver):
             lower_direction=lower_direction,
             lower_optimizer=lower_optimizer,
         )
+        trained = hypergrad is not None and self.hypergrad.following is not None  # the T-step view, asked for
+        fixed = direction is not None or upper_step is not None or (response is not None and not trained)
+        if fixed or (hypergrad is not None and not trained):
+            return
+        with standing_for("BiSLS", start="alpha"):
+            paced = Paced(alpha)
+        loop = replace(self.lower, polish=None) if isinstance(self.lower, Loop) else self.lower
+        free = own and lower_direction is None and lower_tol is None and not lower_average
+        with standing_for("BiSLS", start="beta"):
+            train = Trained(1.0 if beta is None else beta) if free else loop
+        if trained:
+            self._offer(View(loop if problem.lower_start else train, self.hypergrad, paced))
+        elif problem.lower_start is not None:
+            self._offer(View(loop, Lookahead(), paced))
+        else:
+            network, shared = Lookahead(NEAR, floor=FLOOR), Lookahead(NEAR)
+            implicit = View(self.lower, self.hypergrad, self.upper)
+            self._offer(implicit, View(train, network, paced), View(loop, shared, paced))
 
     @classmethod
     def paper(

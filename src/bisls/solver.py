@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
@@ -19,7 +20,8 @@ from bisls.hypergrad.base import Hypergradient, HypergradientMethod
 from bisls.linear.base import LinearSolver
 from bisls.lower import Began, Ended, Lowered
 from bisls.oracle import Oracle
-from bisls.parts import check_together, identity, lower_part, part
+from bisls.paced import Paced
+from bisls.parts import check_together, lower_part, part
 from bisls.problem import Bilevel, must_be_problem
 from bisls.ranks import meeting, together
 from bisls.record import Record
@@ -31,6 +33,9 @@ from bisls.steps.base import StepRule
 from bisls.trend import Trend
 from bisls.upper import State, Upper
 from bisls.vector import norm
+from bisls.views import Choice, View, chosen_in
+
+logger = logging.getLogger(__name__)
 
 STILL = 64.0  # a move of so many units in the last place is rounding
 LOWER_ITERS = 10  # lower steps an iteration, where nothing says how many
@@ -122,7 +127,7 @@ class Solver:
         patience = settled(call, "patience", patience, whole_number(1))
         self.lower_iters = LOWER_ITERS if lower_iters is None else lower_iters
         self._any_number, self.patience = lower_iters is None, patience
-        self.upper = Upper(
+        self.upper: Upper | Paced = Upper(
             part(call, "direction", direction),
             part(call, "response", response),
             part(call, "upper_step", upper_step),
@@ -133,8 +138,7 @@ class Solver:
         own = {"step": lower_step, "direction": lower_direction, "tol": lower_tol, "average": average}
         self.lower = lower_part(call, problem, lower_optimizer, polish, own)
         # as they were made: a part of a user's own may well keep something
-        made = {"upper": self.upper, "lower": self.lower, "hypergrad": self.hypergrad}
-        self._parts = ", ".join(f"{name}={identity(own)}" for name, own in made.items())
+        self._parts = View(self.lower, self.hypergrad, self.upper).identity
         self.oracle = Oracle(problem)
         self.k = 0
         self._upper_state: State = {}
@@ -145,6 +149,8 @@ class Solver:
         self._previous = Previous()  # the previous upper batch judges the step where no other is given
         self._good: tuple[Tensor, Tensor] | None = None  # the last (x, y) at which both levels were finite
         self._met = 0  # the group of processes that is known to be alike
+        self._views: tuple[View, ...] = ()  # where there are several, the measured one is taken
+        self._choice = Choice()
 
     @together
     def step(
@@ -174,8 +180,13 @@ class Solver:
         self._meet()
         given = step_batch is not None
         self.problem.look_around()
-        sample = self._sample(upper_batch, lower_batches, step_batch, extra_batches)
         before = self.oracle.cost.copy()
+        if self._views and self._choice.chosen < 0:
+            with self.oracle.unfrozen(), torch.no_grad():
+                self._see(
+                    self._choice.begun(self.oracle, self._sample(upper_batch, lower_batches, None, extra_batches))
+                )
+        sample = self._sample(upper_batch, lower_batches, step_batch, extra_batches)
         x, y = self.problem.x.read(), self.problem.y.read()
         states = (self._upper_state, self._lower_state, self._hypergrad_state, self._good)
         good = self._good = self._good or (x, y)
@@ -187,10 +198,12 @@ class Solver:
             self._upper_state, self._lower_state, self._hypergrad_state, self._good = states
             raise
         # a batch with bad numbers in it must not judge the next step as well
-        keep = self.two_samples and not given and record.upper_status is not Status.NON_FINITE
+        keep = self.upper.response.two_samples and not given and record.upper_status is not Status.NON_FINITE
         self._previous.keep(upper_batch if keep else None)
         self.k += 1
         record = replace(record, cost=self.oracle.cost - before)
+        if self._views:
+            self._see(self._choice.seen(record.linear_status))
         if Status.NON_FINITE in (record.upper_status, record.lower_status):
             self._failures += 1
         elif self._failures and self._moved(
@@ -221,6 +234,8 @@ class Solver:
         require_argument(call, "extra_batches", extra, wanted, rule)
         lower = upper if lower is None and self.problem.lower_start is not None else lower  # they belong together
         batches = minibatches(call, lower, self.lower_iters, self._any_number)
+        if self._views and not self.upper.response.two_samples:
+            judge = None  # another view would have had a use for it
         previous = self._previous if self.problem.lower_start is None else Previous()  # that one was of other tasks
         return sample_of(call, upper, batches, judge, extra, previous, self.upper.response)
 
@@ -286,6 +301,25 @@ class Solver:
             status=worst(upper, record.lower_status, linear),
         )
 
+    def _offer(self, *views: View) -> None:
+        """Other parts than those it was made of: one view, or several of which the measured one is taken."""
+        self._views = views if len(views) > 1 else ()
+        self.lower, self.hypergrad, self.upper = views[0].lower, views[0].hypergrad, views[0].upper
+        self._parts = "; ".join(view.identity for view in views)
+
+    def _see(self, choice: Choice) -> None:
+        """Take the view that was chosen; one that is new begins with what the other knows of y alone."""
+        view, self._choice = self._views[choice.chosen], choice
+        if view.hypergrad is self.hypergrad and view.lower is self.lower:
+            return
+        if self.k > 0:
+            logger.info(
+                "at k = %d: the lower problem has negative curvature; from now on the %s view", self.k, view.name
+            )
+        self._lower_state = self._lower_state if view.lower is self.lower else {}
+        self.lower, self.hypergrad, self.upper = view.lower, view.hypergrad, view.upper
+        self._upper_state, self._hypergrad_state = {}, {}
+
     def _begin(self, sample: Sample, y: Tensor) -> tuple[Tensor, Began]:
         """Where the lower steps begin: at the present y, or anew where the problem says so."""
         moment, batch = self.problem.moment(), sample.lower.newest
@@ -335,6 +369,7 @@ class Solver:
             "failures": self._failures,
             "last_batch": self._previous.packed(),
             "good": None if self._good is None else list(self._good),
+            "choice": self._choice.packed(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -344,8 +379,11 @@ class Solver:
             ValueError: It is the state of another method or another problem, none at all, or holds what no solver writes
                 (numbers that are not finite, or out of range, other shapes); nothing was loaded.
         """
-        reader = StateReader(type(self).__name__, self.identity, self.problem, self.upper, self.lower, self.hypergrad)
-        own = reader.read(state)  # all is read before anything is changed
+        call, chosen = type(self).__name__, chosen_in(state, len(self._views))
+        view = self._views[chosen] if chosen >= 0 else View(self.lower, self.hypergrad, self.upper)
+        own = StateReader(call, self.identity, self.problem, view).read(state)  # all is read before anything is changed
+        self.lower, self.hypergrad, self.upper = view.lower, view.hypergrad, view.upper
+        self._choice = Choice.unpacked(own["choice"])
         self.k, self._failures, self._trend = own["k"], own["failures"], Trend.unpacked(own["trend"])
         self._good = None if own["good"] is None else (own["good"][0], own["good"][1])
         self._upper_state, self._lower_state, self._hypergrad_state = own["upper"], own["lower"], own["hypergrad"]
@@ -355,7 +393,7 @@ class Solver:
     @property
     def two_samples(self) -> bool:
         """Whether an independent upper batch that judges the step is of use."""
-        return self.upper.response.two_samples
+        return any(view.upper.response.two_samples for view in self._views) or self.upper.response.two_samples
 
     @property
     def extra_batches(self) -> int:

@@ -8,15 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from bisls.hypergrad.base import HypergradientMethod
-from bisls.lower import LowerPart
 from bisls.problem import Bilevel
 from bisls.states import Anything, Batch, Each, Fields, Maybe, Whole, point, read
 from bisls.trend import Trend
-from bisls.upper import Upper
+from bisls.views import Choice, View
 
 # What came to the state after others had been saved, and what a state without it stands for.
-LATER: Mapping[str, Any] = {"trend": Trend().packed()}
+LATER: Mapping[str, Any] = {"trend": Trend().packed(), "choice": Choice().packed()}
 
 
 @dataclass(frozen=True)
@@ -27,17 +25,13 @@ class StateReader:
         call: Who loads, for messages.
         identity: What tells the method from another.
         problem: The problem.
-        upper: The upper step.
-        lower: What trains y.
-        hypergrad: The hypergradient.
+        view: The parts.
     """
 
     call: str
     identity: str
     problem: Bilevel
-    upper: Upper
-    lower: LowerPart
-    hypergrad: HypergradientMethod
+    view: View
 
     def keeps(self) -> Fields:
         """What a state may be."""
@@ -46,10 +40,11 @@ class StateReader:
         return Fields(
             {
                 "k": Whole(),
-                "upper": self.upper.keeps(x, y, self.hypergrad),
-                "lower": self.lower.keeps(y),
-                "hypergrad": self.hypergrad.keeps(y),
+                "upper": self.view.upper.keeps(x, y, self.view.hypergrad),
+                "lower": self.view.lower.keeps(y),
+                "hypergrad": self.view.hypergrad.keeps(y),
                 "trend": Trend.KIND,
+                "choice": Choice.KIND,
                 "failures": Whole(),
                 "last_batch": Batch(),
                 "good": Maybe(Each(points)),
@@ -83,7 +78,7 @@ class StateReader:
             )
         own: dict[str, Any] = read(call, keeps, state)
         try:
-            own["lower"] = self.lower.checked(own["lower"]) if own["lower"] else {}
+            own["lower"] = self.view.lower.checked(own["lower"]) if own["lower"] else {}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{call}: state['lower'] is not usable ({error}); nothing was loaded") from error
         return own
