@@ -96,7 +96,9 @@ CONTESTS = {
     "few-shot": Contest(
         lambda seed: tasks.few_shot(seed=seed), 500, True, alpha=(0.003, 0.01), beta=(0.01, 0.03), **STARTED
     ),
-    "sample weights": Contest(lambda seed: tasks.sample_weights(*digits(), seed=seed), 150, True, alpha=(0.1, 1.0)),
+    "sample weights": Contest(
+        lambda seed: tasks.sample_weights(*digits(), seed=seed), 150, True, alpha=(0.1, 1.0), beta=(0.001, 0.003)
+    ),
     "architecture": Contest(
         lambda seed: tasks.architecture(*digits(), seed=seed), 100, True, alpha=(0.01, 0.1), direct=True
     ),
@@ -260,7 +262,7 @@ class Runs:
 def tuned(name: str, method: str, contest: Contest, runs: Runs, seeds: tuple[int, ...], steps: int) -> dict[str, Any]:
     """The best rates of a rival: coarse grid and the neighbours of its best on seed 0, then every seed."""
     alphas = (None,) if method == "plain" else contest.alpha
-    betas = (1e-3, 3e-3, 1e-2) if method == "plain" else contest.beta
+    betas = (3e-4, 1e-3, 3e-3, 1e-2) if method == "plain" else contest.beta
     rows = runs.all(
         f"{name}: {method}, grid", [Job(name, method, alpha, beta, 0, steps) for alpha in alphas for beta in betas]
     )

@@ -15,6 +15,7 @@ from torch.nn import functional
 import bisls
 from bisls import tasks
 from bisls.tasks.denoising import _cleaned
+from bisls.tasks.few_shot import stacked
 from bisls.tasks.mixture import Transformer, library
 from bisls.tasks.training import drawn
 
@@ -380,6 +381,35 @@ def test_a_learnt_rate_is_the_rate_of_its_tensor():
     values = [own.problem.upper_loss(batch).item() for own in (plain, task)]
     assert values[0] == pytest.approx(values[1], rel=1e-10)
     assert values[0] > 0.01
+
+
+@pytest.mark.parametrize("rates", [False, True])
+def test_looking_through_the_steps_of_a_task_is_differentiating_through_them(rates):
+    task = tasks.few_shot(hidden=8, batch_size=3, rates=rates, proximal=0.2, dtype=torch.float64)
+    batch, (start, learnt) = next(task.upper_data), (task.problem.x.tensors[:6], task.problem.x.tensors[6:])
+    with torch.no_grad():
+        for i, r in enumerate(learnt):
+            r.fill_(0.3 * i - 1.0)
+    scales = [torch.exp(r / 2) for r in learnt] if rates else [1.0] * 6
+    changes = [torch.zeros(3, *w.shape, dtype=torch.float64, requires_grad=True) for w in start]
+
+    def weights():
+        return [w + scale * z for w, scale, z in zip(start, scales, changes, strict=True)]
+
+    for _ in range(5):
+        own = weights()
+        far = sum(((w - x) ** 2).sum() for w, x in zip(own, start, strict=True))
+        loss = 3 * functional.mse_loss(stacked(own, batch[0]), batch[1]) + 0.1 * far
+        slopes = torch.autograd.grad(loss, changes, create_graph=True)
+        changes = [z - 0.02 * slope for z, slope in zip(changes, slopes, strict=True)]
+    upper = functional.mse_loss(stacked(weights(), batch[2]), batch[3])
+    expected = task.problem.x.join(torch.autograd.grad(upper, [*start, *learnt]))
+    options = {"direction": bisls.Steepest(), "hypergrad": bisls.Lookahead(), "lower_iters": 5}
+    steps = {"upper_step": bisls.Constant(1.0), "lower_step": bisls.Constant(0.02)}
+    before = task.problem.x.read()
+    bisls.Alternating(task.problem, **options, **steps).step(batch, batch)
+    assert float(expected.norm()) > 0.1
+    assert torch.allclose(before - task.problem.x.read(), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_pictures_for_training_and_judging_share_no_class():

@@ -20,7 +20,7 @@ from bisls.tasks.training import mlp
 
 Draw = Callable[[torch.Generator, int, int, int], tuple[Tensor, ...]]
 """Generator, tasks, shots, queries -> support inputs and targets, query inputs and targets; the first dimension is the task."""
-RATES = tuple(0.0025 * 2**k for k in range(9))  # of the plain steps by which new tasks are learnt, when they are judged
+RATES = tuple(0.64 / 2**k for k in range(12))  # of the plain steps by which new tasks are learnt, when they are judged
 CHOOSING, JUDGED = 50, 100  # tasks on which the rate is chosen, and others that are judged
 
 
@@ -168,7 +168,7 @@ def few_shot(
     divided by exp(r / 2), so that a step of beta below is one of beta exp(r) in the weights. r starts at 0.
 
     `exact` is the loss on the queries of 100 new tasks after `lower_iters` plain gradient steps from x. It depends on x
-    alone, whatever trained it: the rate of these steps is the best of nine (0.0025 to 0.64) on 50 other tasks.
+    alone, whatever trained it: the rate of these steps is the best of twelve (0.0003 to 0.64) on 50 other tasks.
     ``metrics()`` has that rate, the loss before any step ("unadapted"), and for pictures the accuracy.
 
     Args:
