@@ -277,6 +277,7 @@ SAME = {
     "still = {}",
     f"k = {STEPS}",
     "solver without trend",
+    "solver without choice",
     "generators = 'LEFT OUT'",
     "generators = []",
 }

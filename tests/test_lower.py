@@ -518,6 +518,15 @@ class Around(LowerPart):
     def followed(self, *args):
         return self.inner.followed(*args)
 
+    def rerun(self, *args):
+        return self.inner.rerun(*args)
+
+    def anew(self, *args):
+        return self.inner.anew(*args)
+
+    def taught(self, *args):
+        return self.inner.taught(*args)
+
     def careful(self, *args):
         return self.inner.careful(*args)
 
@@ -542,7 +551,7 @@ def test_a_lower_part_of_ones_own_serves_a_solver_as_it_is_and_in_a_wrapper(name
     runs = []
     for around in (lambda part: part, Around):
         problem, *_ = toy()
-        solver = bisls.BiSLS(problem, lower_optimizer=around(LOWER[name](problem)))
+        solver = bisls.BiSLS(problem, lower_optimizer=around(LOWER[name](problem)), hypergrad=EXACT)
         seen = []
         for k in range(6):
             first, *rest = batches(k)

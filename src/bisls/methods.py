@@ -18,7 +18,7 @@ from bisls.hypergrad.lookahead import Lookahead
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
 from bisls.linear.direct import Direct
-from bisls.lower import Loop, Trained
+from bisls.lower import Loop, Trained, UserOptimizer
 from bisls.paced import Paced
 from bisls.parts import Default, instead, part
 from bisls.problem import Bilevel
@@ -159,7 +159,7 @@ class BiSLS(Solver):
             self._offer(View(loop if problem.lower_start else train, self.hypergrad, paced))
         elif problem.lower_start is not None:
             self._offer(View(loop, Lookahead(), paced))
-        else:
+        elif free or isinstance(self.lower, UserOptimizer):  # what is known can be looked through
             network, shared = Lookahead(NEAR, floor=FLOOR), Lookahead(FEW)
             implicit = View(self.lower, self.hypergrad, self.upper)
             self._offer(implicit, View(train, network, paced), View(loop, shared, paced))

@@ -151,6 +151,7 @@ class Solver:
         self._met = 0  # the group of processes that is known to be alike
         self._views: tuple[View, ...] = ()  # where there are several, the measured one is taken
         self._choice = Choice()
+        self._estimated: Hypergradient | None = None  # of the present iteration, for the choice
 
     @together
     def step(
@@ -182,10 +183,7 @@ class Solver:
         self.problem.look_around()
         before = self.oracle.cost.copy()
         if self._views and self._choice.chosen < 0:
-            with self.oracle.unfrozen(), torch.no_grad():
-                self._see(
-                    self._choice.begun(self.oracle, self._sample(upper_batch, lower_batches, None, extra_batches))
-                )
+            self._look(self._sample(upper_batch, lower_batches, None, extra_batches))
         sample = self._sample(upper_batch, lower_batches, step_batch, extra_batches)
         x, y = self.problem.x.read(), self.problem.y.read()
         states = (self._upper_state, self._lower_state, self._hypergrad_state, self._good)
@@ -202,8 +200,9 @@ class Solver:
         self._previous.keep(upper_batch if keep else None)
         self.k += 1
         record = replace(record, cost=self.oracle.cost - before)
-        if self._views:
-            self._see(self._choice.seen(record.linear_status))
+        if self._views and self._estimated is not None:
+            self._see(self._choice.seen(self._estimated, record.linear_status, sample.lower.several))
+        self._estimated = None
         if Status.NON_FINITE in (record.upper_status, record.lower_status):
             self._failures += 1
         elif self._failures and self._moved(
@@ -247,7 +246,7 @@ class Solver:
             lowered = self.lower.descend(self.oracle, sample.lower, y, self.k, began.state, trace=following)
             lowered = replace(lowered, began=began)
             self._lower_state = lowered.state
-            estimate = self._estimate(sample, lowered)
+            self._estimated = estimate = self._estimate(sample, lowered)
         ended = Ended.at(self.oracle, sample.lower, estimate.graph)
         record = Record(
             k=self.k,
@@ -309,6 +308,12 @@ class Solver:
         self.lower, self.hypergrad, self.upper = views[0].lower, views[0].hypergrad, views[0].upper
         self._parts = "; ".join(view.identity for view in views)
 
+    def _look(self, sample: Sample) -> None:
+        """Before the first iteration: which view it is to be."""
+        arrays = naming_arrays(f"{type(self).__name__}.step", sample.upper, sample.lower.newest)
+        with self.oracle.unfrozen(), torch.no_grad(), arrays:
+            self._see(self._choice.begun(self.oracle, sample))
+
     def _see(self, choice: Choice) -> None:
         """Take the view that was chosen; one that is new begins with what the other knows of y alone."""
         view, self._choice = self._views[choice.chosen], choice
@@ -316,7 +321,7 @@ class Solver:
             return
         if self.k > 0:
             logger.info(
-                "at k = %d: the lower problem has negative curvature; from now on the %s view", self.k, view.name
+                "at k = %d: y is trained here rather than solved for; from now on the %s view", self.k, view.name
             )
         self._lower_state = self._lower_state if view.lower is self.lower else {}
         self.lower, self.hypergrad, self.upper = view.lower, view.hypergrad, view.upper

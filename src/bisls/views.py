@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from bisls.batches import Sample
-from bisls.hypergrad.base import HypergradientMethod
+from bisls.hypergrad.base import Hypergradient, HypergradientMethod
 from bisls.linear.cg import CG
 from bisls.lower import LowerPart
 from bisls.oracle import Oracle
@@ -16,6 +16,7 @@ from bisls.parts import identity
 from bisls.states import Fields, Whole
 from bisls.status import Status
 from bisls.upper import Upper
+from bisls.vector import dot, norm
 
 LOOK = CG(tol=1e-2, iters=10)  # whether there is negative curvature where the run begins
 SOLVED, TRAINED, SHARED = (
@@ -23,7 +24,8 @@ SOLVED, TRAINED, SHARED = (
     1,
     2,
 )  # the views: y is solved for; a network is trained; x is a part of the model that both see
-BENT = 3  # so many linear solves in a row that met negative curvature: y is trained, not solved for
+BENT = 3  # what was measured so many times in a row decides
+DIRECT = 0.2  # a part of h that does not go through y is large from so much of the other part on
 
 
 @dataclass(frozen=True)
@@ -59,34 +61,38 @@ class Choice:
     Attributes:
         chosen: The number of the view; -1 before anybody has looked.
         bent: How many linear solves in a row have met negative curvature.
+        shared: How many hypergradients in a row had a large part that does not go through y.
     """
 
-    KIND: ClassVar[Fields] = Fields({"chosen": Whole(-1, SHARED), "bent": Whole()})
+    KIND: ClassVar[Fields] = Fields({"chosen": Whole(-1, SHARED), "bent": Whole(), "shared": Whole()})
 
     chosen: int = -1
     bent: int = 0
+    shared: int = 0
 
     def begun(self, oracle: Oracle, sample: Sample) -> Choice:
-        """Before the first iteration, from the lower curvature at the start and from what f depends on.
-
-        A few steps of conjugate gradients meet negative curvature: a network, which is trained. Where f depends on x itself, and
-        the lower data are batches, x is a part of the model that both levels see (a representation): the inverse Hessian of a
-        batch adds more noise than it tells. Otherwise y is solved for.
-        """
+        """Before the first iteration: where a few steps of conjugate gradients meet negative curvature, y is a network."""
         with oracle.problem.probing():
             graph = oracle.lower_graph(sample.lower.newest)
             met = LOOK.solve(graph.hessian, graph.grad, {}).status
-            if met is Status.NEGATIVE_CURVATURE:
-                return Choice(TRAINED)
-            direct = sample.lower.several and bool(oracle.upper(sample.upper).grad_x.any())
-        return Choice(SHARED if direct else SOLVED)
+        return Choice(TRAINED if met is Status.NEGATIVE_CURVATURE else SOLVED)
 
-    def seen(self, linear: Status) -> Choice:
-        """After an iteration, with how its linear solves ended."""
+    def seen(self, estimate: Hypergradient, linear: Status, several: bool) -> Choice:
+        """After an iteration.
+
+        Args:
+            estimate: Its hypergradient. Where f depends on x itself, and by much, x is a part of the model that both levels
+                see (a representation); with batches the inverse Hessian of one adds more noise than it tells. Where that part and the
+                rest of h only balance each other (a penalty on x, at its optimum) it says nothing.
+            linear: How its linear solves ended.
+            several: Whether the lower data are batches.
+        """
         if self.chosen != SOLVED:
             return self
         bent = self.bent + 1 if linear in (Status.NEGATIVE_CURVATURE, Status.DAMPED) else 0
-        return Choice(TRAINED if bent >= BENT else SOLVED, bent)
+        shared = self.shared + 1 if several and _is_shared(estimate) else 0
+        chosen = TRAINED if bent >= BENT else SHARED if shared >= BENT else SOLVED
+        return Choice(chosen, bent, shared)
 
     def packed(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint."""
@@ -96,6 +102,15 @@ class Choice:
     def unpacked(cls, state: Mapping[str, Any]) -> Choice:
         """What `packed` gave."""
         return cls(**state)
+
+
+def _is_shared(estimate: Hypergradient) -> bool:
+    if estimate.upper is None:
+        return False
+    direct = estimate.upper.grad_x
+    through = estimate.flat - direct
+    sizes = norm(direct), norm(through)
+    return sizes[0] > DIRECT * sizes[1] > 0.0 and dot(direct, through) > -0.5 * sizes[0] * sizes[1]
 
 
 def chosen_in(state: Any, views: int) -> int:

@@ -281,10 +281,14 @@ def lower_line(
     return Line(here.value, slope, at, eps=here.eps, clock=clock)
 
 
+def stepped(y: Tensor, direction: Tensor, t: float) -> Tensor:
+    """``y - t direction``, wherever that is."""
+    return torch.add(y, direction, alpha=-t) if t < FAR else y - t * direction  # the first refuses what overflows
+
+
 def moved(oracle: Oracle, y: Tensor, direction: Tensor, t: float) -> Tensor:
     """``y - t direction``, inside the bounds of y."""
-    point = torch.add(y, direction, alpha=-t) if t < FAR else y - t * direction  # the first refuses what overflows
-    bounds = oracle.problem.lower_bounds
+    point, bounds = stepped(y, direction, t), oracle.problem.lower_bounds
     return point if bounds is None else bounds.project(point, oracle.problem.y)
 
 

@@ -15,7 +15,7 @@ from bisls.directions.base import Direction, Heading
 from bisls.directions.steepest import Steepest
 from bisls.line import Line
 from bisls.linear.base import LinearSolver
-from bisls.lower.base import FAR, Lowered, LowerPart, State, TraceStep, lower_line, moved
+from bisls.lower.base import FAR, Lowered, LowerPart, State, TraceStep, lower_line, moved, stepped
 from bisls.oracle import LowerPoint, Oracle
 from bisls.states import Fields, Number, counter, flat
 from bisls.status import Status, worst
@@ -268,7 +268,7 @@ class _Run:
         back = Plain(size) if heading is None else heading.back(size, self.following)
         if back is None or self.oracle.problem.lower_bounds is None:
             return back
-        return Within(back, after == before - size * move)
+        return Within(back, after == stepped(before, move, size))
 
     def _choose(self, here: LowerPoint, batch: Any, y: Tensor, search: Tensor, slope: float) -> Step:
         line = lower_line(self.oracle, here, batch, slope, lambda t: moved(self.oracle, y, search, t), self.k)

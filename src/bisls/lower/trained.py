@@ -71,7 +71,8 @@ class Trained(LowerPart):
                 z = walk.z - taken.size * scaled.direction
                 average = torch.lerp(walk.average, z, taken.weight)
                 y = _inside(oracle, torch.lerp(average, z, SHARE))
-                walk = Walk(y, z, average, walk.start, walk.squares, walk.seen, walk.unit, walk.pace)
+                pace = walk.pace.stepped(scaled.square, scaled.usual)[-1]  # what counts as an outlier depends on it
+                walk = replace(walk, point=y, z=z, average=average, pace=pace)
         return y if finite(y) else None
 
     def anew(self, state: State) -> State:
