@@ -16,10 +16,8 @@ SHARE = 0.2  # of the way from the average to the iterate, where gradients are t
 WORSE = 0.01  # how much worse than at the average the loss may be there, as a share of all that was gained so far
 REACH = 1.6  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
 OUTLIER = 10.0  # a squared gradient counts for at most so many times the mean of those before
-OPENING, FIRST = (
-    (1, 2, 4, 8),
-    30.0,
-)  # after so many steps they are forgotten if their mean square is so many times the next
+OPENING, FIRST, OFTEN = (1, 2, 4, 8), 30.0, 2  # after so many steps they are forgotten, at most so often, if their mean
+# square is so many times that of the next
 GAIN, MOST, LEAST, FASTER, SLOWER = 0.3, 0.5, 0.03, 1.3, 0.6  # how fast the ceiling learns: at first, bounds, factors
 AHEAD = 4.0  # the ceiling is at most so many times the step that was taken
 SPARSE, DENSE = 12, 6  # the average is looked at every 1 + k / DENSE steps, and at least every so many
@@ -29,6 +27,7 @@ ABOVE, CLEARLY = (
     3.0,
 )  # so many losses in a row above the first one, and their mean by so many times their spread: lost
 CALM, CALMEST = 0.1, 1e-3  # how fast another loss calms the steps, and how much at most
+DEAD = 10  # so many gradients in a row that are exactly zero, and next to nothing gained: lost as well
 AGAIN = 0.1  # the step to begin anew with, in units of that of the last time
 
 
@@ -52,6 +51,8 @@ class Pace:
         spread: The running mean of their distance from it.
         above: How many losses in a row were above the first.
         calm: What the steps are multiplied with, at most 1: less where another loss would fall with shorter ones.
+        forgot: How often the first gradients were forgotten.
+        dead: How many gradients in a row were exactly zero.
     """
 
     KIND: ClassVar[Fields] = Fields(
@@ -71,6 +72,8 @@ class Pace:
             "spread": Number(0.0),
             "above": Whole(),
             "calm": Number(0.0, 1.0),
+            "forgot": Whole(),
+            "dead": Whole(),
         }
     )
 
@@ -89,16 +92,21 @@ class Pace:
     spread: float = 0.0
     above: int = 0
     calm: float = 1.0
+    forgot: int = 0
+    dead: int = 0
 
     @property
     def due(self) -> bool:
         """Whether the average is to be looked at in this step."""
         return self.ceiling > 0 and self.k + 1 >= self.look
 
-    def voted(self, here: float, at_average: float) -> Pace:
-        """After a look: the loss between average and iterate, and at the average, on the same batch."""
+    def voted(self, here: float, at_average: float, worse: float = WORSE) -> Pace:
+        """After a look: the loss between average and iterate, and at the average, on the same batch.
+
+        Where the one is higher by more than ``worse`` times what was gained so far, steps are to be shorter.
+        """
         gained = max(self.first_loss - self.mean_loss, 0.0)
-        vote = 1 if here - at_average <= WORSE * gained else -1
+        vote = 1 if here - at_average <= worse * gained else -1
         factor = 1.0 if self.vote == 0 else FASTER if vote == self.vote else SLOWER
         gain = min(max(self.gain * factor, LEAST), MOST)
         look = max(self.k + 1 + min(1 + (self.k + 1) // DENSE, SPARSE), 3)
@@ -110,7 +118,11 @@ class Pace:
 
     def outlying(self, length: float) -> bool:
         """Whether the first gradients were so much longer than this one that all that was learnt of them is of no use."""
-        return self.k in OPENING and self.lengths > FIRST * self.k * length > 0.0
+        return self.forgot < OFTEN and self.k in OPENING and self.lengths > FIRST * self.k * length > 0.0
+
+    def forgotten(self) -> Pace:
+        """A run that begins again because of them."""
+        return Pace(forgot=self.forgot + 1)
 
     def begun(self, step: float) -> Pace:
         """With the step that is best for the first batch along its own direction."""
@@ -142,7 +154,9 @@ class Pace:
         weight = max(FORGET, 1.0 / self.k)
         mean = self.mean_loss + weight * (loss - self.mean_loss)
         spread = self.spread + weight * (abs(loss - self.mean_loss) - self.spread)
-        return replace(self, mean_loss=mean, spread=spread, above=self.above + 1 if loss > self.first_loss else 0)
+        return replace(
+            self, mean_loss=mean, spread=spread, dead=0, above=self.above + 1 if loss > self.first_loss else 0
+        )
 
     def taught(self, slope: float) -> Pace:
         """With the derivative of another loss by the logarithm of the steps: where it would fall with shorter ones, they are."""
@@ -151,8 +165,13 @@ class Pace:
 
     @property
     def lost(self) -> bool:
-        """Whether the losses have been above the first one for long, and clearly."""
-        return self.above >= ABOVE and self.mean_loss > self.first_loss + CLEARLY * self.spread
+        """Whether the losses have been above the first one for long, and clearly; or gradients are zero, and nothing gained."""
+        gone = self.dead >= DEAD and self.mean_loss > self.first_loss - 0.1 * abs(self.first_loss)
+        return gone or (self.above >= ABOVE and self.mean_loss > self.first_loss + CLEARLY * self.spread)
+
+    def died(self, loss: float) -> Pace:
+        """After a gradient that was exactly zero, with the loss there."""
+        return replace(self.noted(loss), dead=self.dead + 1) if self.k > 0 else self
 
     def anew(self) -> Pace:
         """From the start, with a shorter step."""

@@ -26,7 +26,7 @@ from bisls.vector import Vector, norm
 from bisls.walk import Scaled, Walk
 
 OPENING = (0, 1, 2, 4, 7)  # after so many steps the scale of a step is looked for,
-LAST = 3  # and it is the median of so many that were found last: at first y is not trained, and says little
+LAST = 3  # the shortest is taken, and in the end the median of so many: while y is not trained, lines say little
 CLIP, RECENT = 2.0, 0.1  # a hypergradient is no longer than so many times the running mean of their norms, and its rate
 
 
@@ -69,16 +69,17 @@ class Paced:
         if walk.pace.lost:
             return scene.stay(walk.lost(), mean, found, Status.RESTARTED)
         if looked and not opening:
-            walk, checks = walk.voted(estimate.value, scene.value(walk.average)), 1
+            # nothing worse is taken here: where x no longer matters (a saturated softmax) both are the same
+            walk, checks = walk.voted(estimate.value, scene.value(walk.average), worse=0.0), 1
         walk, scaled = walk.learn(gradient)
         if scaled.square <= 0.0:
-            return scene.stay(walk, mean, found, Status.STATIONARY, checks)
+            return scene.stay(walk.died(estimate.value), mean, found, Status.STATIONARY, checks)
         if opening:
             own = Curvature(start=self.alpha).choose(scene.line(x, scaled), Memory())
-            checks, found = own.checks, [*found, own.size] if own.size > 0.0 else found
+            checks, found = own.checks, [*found, own.size][-len(OPENING) :] if own.size > 0.0 else found
             if not found:
                 return scene.stay(walk, mean, found, own.status, checks)
-            walk = walk.begun(min(found) if len(found) < LAST else median(found[-LAST:]))
+            walk = walk.begun(min(found) if len(found) < len(OPENING) else median(found[-LAST:]))
         bounds = oracle.problem.upper_bounds
         bent = None if bounds is None else lambda z, d, size: inside(bounds, z, d, size, oracle.problem.x)
         after, size, _ = walk.step(scaled, bent)

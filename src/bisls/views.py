@@ -82,8 +82,8 @@ class Choice:
 
         Args:
             estimate: Its hypergradient. Where f depends on x itself, and by much, x is a part of the model that both levels
-                see (a representation); with batches the inverse Hessian of one adds more noise than it tells. Where that part and the
-                rest of h only balance each other (a penalty on x, at its optimum) it says nothing.
+                see (a representation); with batches the inverse Hessian of one adds more noise than it tells. Where that part
+                and the rest of h only balance each other (a penalty on x, at its optimum) it says nothing.
             linear: How its linear solves ended.
             several: Whether the lower data are batches.
         """

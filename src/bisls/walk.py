@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls.pace import B2, SHARE, Pace
+from bisls.pace import B2, SHARE, WORSE, Pace
 from bisls.states import Number, counter, flat
 from bisls.vector import Vector, dot, norm
 
@@ -85,6 +85,10 @@ class Walk:
         """Another path from another point, with the pace and the scaling of this one."""
         return replace(self, point=point, z=point, average=point)
 
+    def died(self, loss: float) -> Walk:
+        """After a gradient that was exactly zero."""
+        return replace(self, pace=self.pace.died(loss))
+
     def lost(self) -> Walk:
         """Back to the start, with a shorter step."""
         begun = Walk.begin(self.start)
@@ -97,7 +101,8 @@ class Walk:
     def learn(self, gradient: Tensor) -> tuple[Walk, Scaled]:
         """The squares of a gradient join the mean; the gradient in the metric."""
         if self.unit and self.pace.outlying(dot(gradient, gradient) / self.unit**2):
-            return replace(Walk.begin(self.point), start=self.start).learn(gradient)
+            begun = replace(Walk.begin(self.point), start=self.start, pace=self.pace.forgotten())
+            return begun.learn(gradient)
         unit = self.unit or (norm(gradient) / sqrt(gradient.numel()) or 1.0)
         length = dot(gradient, gradient) / unit**2
         usual = self.pace.usual(length)
@@ -123,9 +128,9 @@ class Walk:
         average = torch.lerp(self.average, z, weight)
         return replace(self, point=torch.lerp(average, z, SHARE), z=z, average=average, pace=pace), size, weight
 
-    def voted(self, here: float, at_average: float) -> Walk:
+    def voted(self, here: float, at_average: float, worse: float = WORSE) -> Walk:
         """After a look at the average on the batch of the point; a value that is not finite says nothing."""
-        return replace(self, pace=self.pace.voted(here, at_average if isfinite(at_average) else here))
+        return replace(self, pace=self.pace.voted(here, at_average if isfinite(at_average) else here, worse))
 
     def begun(self, step: float) -> Walk:
         """With the step that is best for the first batch."""

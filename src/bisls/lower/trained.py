@@ -142,7 +142,7 @@ class _Run:
             walk = walk.voted(here.value, value)
         walk, scaled = walk.learn(here.grad)
         if scaled.square <= 0.0:
-            self.walk = walk
+            self.walk = walk.died(here.value)
             return True
         if walk.pace.ceiling == 0.0:
             walk, looked = self._first_step(walk, here, batch, scaled), True
