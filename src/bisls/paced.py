@@ -15,6 +15,7 @@ from bisls.hypergrad.base import Hypergradient, HypergradientMethod
 from bisls.line import Line
 from bisls.lower import Lowered, LowerPart
 from bisls.oracle import Oracle
+from bisls.pace import WORSE
 from bisls.response.base import Response
 from bisls.response.rerun import Rerun
 from bisls.states import Fields, Number, Numbers
@@ -69,8 +70,9 @@ class Paced:
         if walk.pace.lost:
             return scene.stay(walk.lost(), mean, found, Status.RESTARTED)
         if looked and not opening:
-            # nothing worse is taken here: where x no longer matters (a saturated softmax) both are the same
-            walk, checks = walk.voted(estimate.value, scene.value(walk.average), worse=0.0), 1
+            # a share of what was gained is slack where all of it is x's gain; with a y that goes on, most of it is y's own
+            worse = 0.0 if oracle.problem.lower_start is None else WORSE
+            walk, checks = walk.voted(estimate.value, scene.value(walk.average), worse), 1
         walk, scaled = walk.learn(gradient)
         if scaled.square <= 0.0:
             return scene.stay(walk.died(estimate.value), mean, found, Status.STATIONARY, checks)
