@@ -69,7 +69,7 @@ STARTED = ["few_shot", "few_shot_rates", "few_shot_pictures", "adversarial"]  # 
 
 # plain steps below, and how many iterations; Adam at 0.01 and 20 otherwise
 RATES = {"few_shot": 0.02, "few_shot_rates": 0.02, "few_shot_pictures": 0.2, "adversarial": 0.1, "denoising": 0.3}
-ITERATIONS = {"few_shot": 100, "few_shot_rates": 100, "few_shot_pictures": 100, "adversarial": 60, "denoising": 60}
+ITERATIONS = {"few_shot": 400, "few_shot_rates": 400, "few_shot_pictures": 100, "adversarial": 60, "denoising": 60}
 
 
 def batches(task: tasks.Task):
