@@ -649,10 +649,10 @@ def test_auto_is_a_plain_loop():
         g, f = torch.cat([part.reshape(-1) for part in parts]), f.item()
         if k == 1:
             unit = 2.0 ** math.frexp(max(part.norm().item() for part in parts))[1]
-            first = mean = f
+            last, spread = f, 0.0
         looked = k >= look
         if looked:
-            longer = f - value(x, k) <= 0.01 * max(first - mean, 0.0)
+            longer = f - value(x, k) <= 0.1 * spread
             gain = min(max(gain * (1.0 if vote == 0 else 1.3 if longer == (vote > 0) else 0.6), 0.03), 0.5)
             vote = 1 if longer else -1
             ceiling *= math.exp(vote * gain)
@@ -680,7 +680,7 @@ def test_auto_is_a_plain_loop():
                     break
             ceiling = 0.3 * t
         squares += square
-        step = min(ceiling, 1.6 * (distance or ceiling * square**0.5) / squares**0.5)
+        step = min(ceiling, 2.2 * (distance or ceiling * square**0.5) / squares**0.5)
         ceiling = min(ceiling, 4 * step)
         z = z - step * d
         total += k * step**2
@@ -689,7 +689,9 @@ def test_auto_is_a_plain_loop():
         if k == 1 or looked:
             distance = max(distance, (a * (x - start) ** 2).sum().item() ** 0.5)
             look = max(k + min(1 + k // 6, 12), 3)
-        mean += max(0.1, 1 / k) * (f - mean)
+        change = abs(f - last) / 2**0.5
+        spread += max(0.1, 1 / k) * (min(change, 10 * spread if spread > 0 else change) - spread) if k > 1 else 0.0
+        last = f
         optimizer.step(lambda k=k: task.loss(k) * (1e3 if k == 40 else 1))
         assert optimizer.last_step_size == pytest.approx(step, rel=1e-7)
         torch.testing.assert_close(torch.cat([p.reshape(-1) for p in task.parameters()]), y, rtol=1e-7, atol=1e-9)
