@@ -20,7 +20,7 @@ from bisls.steps.base import Memory, Step, StepRule
 from bisls.steps.curvature import Curvature
 
 # Settled on the problems that docs/decisions.md names, judged on others.
-START = 0.3  # the first step, in units of the one that is best for the first batch alone
+START = 0.3  # the first step, in units of the one that is best for the first batch alone, where its gradient is nowhere zero
 B2 = 0.999  # how long squared gradients are remembered
 SHARE = 0.2  # of the way from the average to the iterate, where gradients are taken
 WORSE = 0.1  # how much worse than at the average the loss may be there, as a share of what batches differ by
@@ -199,7 +199,10 @@ class Auto(LineOptimizer):
             step = self._first_step(judged, memory)
             if step.size == 0.0:
                 return step
-            ceiling, checks = replace(ceiling, size=START * step.size), step.checks
+            ceiling, checks = (
+                replace(ceiling, size=START * scaling.filled(judged.gradient.tensors) * step.size),
+                step.checks,
+            )
             self._set(first_step=ceiling.size)
         squares = first["squares"] + square
         away = first["distance"] or ceiling.size * sqrt(square)

@@ -44,6 +44,12 @@ def over(grads: list[Tensor], scales: list[Tensor], foreach: bool | None) -> lis
     return list(torch._foreach_div(grads, scales))
 
 
+def filled(grads: Sequence[Tensor]) -> float:
+    """The share of numbers that are not zero."""
+    counts = [torch.count_nonzero(g) for g in grads]
+    return int(torch.stack(counts).sum()) / max(sum(g.numel() for g in grads), 1) if counts else 1.0
+
+
 def product(left: Sequence[Tensor], right: Sequence[Tensor], ratios: Sequence[float]) -> float:
     """The sum of ratio <left, right>."""
     if not left:
