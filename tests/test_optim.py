@@ -783,6 +783,43 @@ def test_auto_does_not_mind_an_outlying_first_batch():
     assert final(100.0) < 4 * usual
 
 
+def test_auto_in_a_hundred_steps_of_eight_rows():
+    # the shortest runs with the smallest batches that are promised; Task's batches have eight rows
+    for seed in range(3):
+        task = Task(seed=seed)
+        optimizer = optim.Auto(task.model.parameters())
+        before = sum(task.loss(k).item() for k in range(8))
+        run(task, optimizer, 100)
+        optimizer.eval()
+        with torch.no_grad():
+            assert sum(task.loss(k).item() for k in range(8)) < 0.05 * before  # 0.011 at most
+
+
+def test_auto_leaves_a_flat_start():
+    # all weights a hundredth of the usual: gradients of both layers are next to nothing at first
+    task = Task()
+    with torch.no_grad():
+        for p in task.model.parameters():
+            p.mul_(0.01)
+    optimizer = optim.Auto(task.model.parameters())
+    before = sum(task.loss(k).item() for k in range(8))
+    run(task, optimizer, 300)
+    optimizer.eval()
+    with torch.no_grad():
+        assert sum(task.loss(k).item() for k in range(8)) < 0.05 * before
+    assert optimizer.last_status is Status.OK
+
+
+def test_auto_begins_shorter_where_the_first_gradient_is_sparse():
+    def first(unused):
+        w = torch.ones(4 + unused, dtype=torch.float64, requires_grad=True)
+        optimizer = optim.Auto([w])
+        optimizer.step(lambda: (w[:4] ** 2).sum())
+        return optimizer.last_step_size
+
+    assert first(12) == pytest.approx(first(0) / 4, rel=1e-9)
+
+
 def test_auto_on_a_loss_without_curvature_does_not_run_away():
     w = torch.tensor([1.0, 2.0], requires_grad=True)
     optimizer = optim.Auto([w])
