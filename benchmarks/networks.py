@@ -1,12 +1,13 @@
 """Training networks with nothing set, beside tuned grids and beside others that ask for no learning rate.
 
-Eight small networks (benchmarks/training/problems.py), runs of 300, 1,000 and 3,000 steps, batches of 16, 128 and 1,024. What is
+Ten small networks (benchmarks/training/problems.py), runs of 300, 1,000 and 3,000 steps, batches of 16, 128 and 1,024. What is
 compared is the loss on unseen data at the end. Regret is that loss over the tuned one: the best of a grid of constant rates
 for Adam and for SGD with momentum (chosen by the mean over the seeds, on that same loss, for each problem, length and batch).
 
     python benchmarks/networks.py                                   everything: days on two cores, goes on where it stopped
     python benchmarks/networks.py --cells 300x16 300x128 1000x16    some lengths and batches
     python benchmarks/networks.py --problems cnn mlp --seeds 1      a quick look
+    python benchmarks/networks.py --entries "bisls Auto"            some optimisers; what else is there stays
     python benchmarks/networks.py --only time                       the time of a step over AdamW's, and memory
 
 Networks with BatchNorm are judged with the statistics that training left, for everybody. Runs are kept in out/networks.jsonl by
@@ -237,6 +238,9 @@ def parsed() -> argparse.Namespace:
     usual = [f"{steps}x{batch}" for steps, batch in CELLS]
     parser.add_argument("--problems", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS), help="which networks")
     parser.add_argument("--cells", nargs="+", default=usual, help="STEPSxBATCH, such as 300x16 (default: all nine)")
+    parser.add_argument(
+        "--entries", nargs="+", choices=list(ENTRIES), metavar="NAME", help="which optimisers (default: all)"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="0, 1, ... (default: 3)")
     parser.add_argument(
         "--only", choices=("runs", "time", "page"), help="runs without times, times alone, or the page of what is there"
@@ -260,8 +264,9 @@ def jobs_of(asked: argparse.Namespace, store: Store, problems: list[str]) -> lis
         for n, e in ENTRIES.items()
         if e.installed and e.grid != "knob" and not (asked.no_cosine and "cosine" in e.grid)
     ]
+    names = asked.entries or names
     wanted = [(n, p, *cell, s) for cell in asked.cells for p in problems for s in range(asked.seeds) for n in names]
-    if KNOB_CELL in asked.cells:
+    if KNOB_CELL in asked.cells and not asked.entries:
         wanted += [(n, p, *KNOB_CELL, 0) for n, e in ENTRIES.items() if e.grid == "knob" for p in problems]
     wanted.sort(key=lambda job: job[2] * job[3])
     return [job for job in wanted if job not in store.rows]

@@ -256,16 +256,33 @@ def words() -> Data:
 SYMBOLS, COPIED = 12, 8
 
 
+def repeated(symbols: int, length: int, order: Callable[[Tensor], Tensor], seed: int) -> Data:
+    """Symbols, a mark, and the same symbols again in some order, a tenth of them wrong, which alone are asked for."""
+    draw = torch.Generator().manual_seed(seed)
+    told = torch.randint(1, symbols, (22000, length), generator=draw)
+    line = torch.cat([told, torch.zeros(len(told), 1, dtype=torch.long), order(told)], 1)
+    x, t = line[:, :-1], line[:, 1:].clone()
+    t = flipped(t, symbols)
+    t[:, :length] = -100
+    return Data((x[:20000], t[:20000]), (x[20000:], t[20000:]))
+
+
 @cache
 def copying() -> Data:
-    """Eight symbols, a mark, and the same eight again, a tenth of them wrong, which alone are asked for."""
-    draw = torch.Generator().manual_seed(0)
-    symbols = torch.randint(1, SYMBOLS, (22000, COPIED), generator=draw)
-    line = torch.cat([symbols, torch.zeros(len(symbols), 1, dtype=torch.long), symbols], 1)
-    x, t = line[:, :-1], line[:, 1:].clone()
-    t = flipped(t, SYMBOLS)
-    t[:, :COPIED] = -100
-    return Data((x[:20000], t[:20000]), (x[20000:], t[20000:]))
+    """Eight symbols, to be told again."""
+    return repeated(SYMBOLS, COPIED, lambda told: told, 0)
+
+
+@cache
+def reversal() -> Data:
+    """Eight symbols of fifteen, to be told backwards."""
+    return repeated(16, 8, lambda told: told.flip(1), 8)
+
+
+@cache
+def rotation() -> Data:
+    """Ten symbols of seven, to be told again from the eighth on."""
+    return repeated(8, 10, lambda told: told.roll(3, 1), 9)
 
 
 PROBLEMS = {
@@ -277,4 +294,6 @@ PROBLEMS = {
     "copying": Problem(lambda: Transformer(SYMBOLS, 2 * COPIED, 32, 8), copying, False),
     "embedding": Problem(lambda: Words(WORDS, 32), words, True),
     "vit": Problem(Patches, fashion, True, "fashion-mnist"),
+    "reversal": Problem(lambda: Transformer(16, 16, 32, 10), reversal, True),
+    "rotation": Problem(lambda: Transformer(8, 20, 24, 10), rotation, True),
 }

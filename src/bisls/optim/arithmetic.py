@@ -47,6 +47,13 @@ def norms_of(tensors: list[Tensor], foreach: bool | None) -> list[Tensor]:
     return [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor, dtype in zip(tensors, wide, strict=True)]
 
 
+def doubles(scalars: Sequence[Tensor]) -> Tensor:
+    """Scalars as one tensor in double precision; those of one type are widened together, not one by one."""
+    if len({scalar.dtype for scalar in scalars}) == 1:
+        return torch.stack(list(scalars)).double()
+    return torch.stack([scalar.double() for scalar in scalars])
+
+
 def dot(left: Tensor, right: Tensor) -> Tensor:
     """<left, right> in double precision."""
     return torch.dot(left.detach().double().reshape(-1), right.detach().double().reshape(-1))

@@ -20,11 +20,11 @@ from bisls.steps.base import Memory, Step, StepRule
 from bisls.steps.curvature import Curvature
 
 # Settled on the problems that docs/decisions.md names, judged on others.
-START = 0.3  # the first step, in units of the one that is best for the first batch alone
+START = 0.3  # the first step, in units of the one that is best for the first batch alone, where its gradient is nowhere zero
 B2 = 0.999  # how long squared gradients are remembered
 SHARE = 0.2  # of the way from the average to the iterate, where gradients are taken
-WORSE = 0.01  # how much worse than at the average the loss may be there, as a share of all that was gained so far
-REACH = 1.6  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
+WORSE = 0.1  # how much worse than at the average the loss may be there, as a share of what batches differ by
+REACH = 2.2  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
 OUTLIER = 10.0  # a squared gradient counts for at most so many times the mean of those before
 OPENING, FIRST = (
     5,
@@ -76,11 +76,11 @@ class Auto(LineOptimizer):
     taken between the two, at ``y = x + 0.2 (z - x)``. Two measurements bound gamma, and neither needs a scale to be given:
 
     1. *A line between average and iterate.* z - x comes from earlier batches, so a new batch judges it without bias: now and
-       then the loss is looked at in x as well. Where f(y) is above f(x), by more than a hundredth of what was gained so far,
+       then the loss is looked at in x as well. Where f(y) is above f(x), by more than a tenth of what batches differ by,
        z goes too far, and the ceiling of gamma falls; otherwise it rises. It begins at a third of the step that is best for
        the first batch along d, found by a few trials.
     2. *Noise.* With r the distance of x from the start, in the metric a, and G the sum of ``<g, d>``, gamma is at most
-       ``1.6 r / sqrt(G)``. While gradients agree, r grows and this bound stays wide; where they differ by noise alone, r stands
+       ``2.2 r / sqrt(G)``. While gradients agree, r grows and this bound stays wide; where they differ by noise alone, r stands
        still and it decays as 1 / sqrt(k).
 
     During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back. A run that is lost (thirty
@@ -123,6 +123,7 @@ class Auto(LineOptimizer):
         "first_step": 0.0,
         "first_loss": 0.0,
         "mean_loss": 0.0,
+        "last_loss": 0.0,
         "spread": 0.0,
         "above": 0,
         "alive": 0,
@@ -184,8 +185,8 @@ class Auto(LineOptimizer):
         # what looks at other points comes first: a closure that raises leaves everything as it was
         ceiling, checks = Ceiling(memory.step or 0.0, first["gain"], first["vote"]), 0
         if memory.step is not None and k >= first["look"]:
-            gained = max(first["first_loss"] - first["mean_loss"], 0.0)
-            ceiling, checks = ceiling.voted(longer=judged.value - self._at_average(judged) <= WORSE * gained), 1
+            worse = judged.value - self._at_average(judged)
+            ceiling, checks = ceiling.voted(longer=worse <= WORSE * first["spread"]), 1
         # an outlier counts, and moves, as much as OUTLIER times the mean square so far: one batch can't end the run
         usual = min(length, OUTLIER * first["lengths"] / (k - 1)) if k > 1 and first["lengths"] > 0 else length
         ray, scales = self._scaled(found.gradient, unit * sqrt(length / usual) if usual > 0 else unit)
@@ -198,7 +199,10 @@ class Auto(LineOptimizer):
             step = self._first_step(judged, memory)
             if step.size == 0.0:
                 return step
-            ceiling, checks = replace(ceiling, size=START * step.size), step.checks
+            ceiling, checks = (
+                replace(ceiling, size=START * scaling.filled(judged.gradient.tensors) * step.size),
+                step.checks,
+            )
             self._set(first_step=ceiling.size)
         squares = first["squares"] + square
         away = first["distance"] or ceiling.size * sqrt(square)
@@ -314,17 +318,20 @@ class Auto(LineOptimizer):
     # --- runs that are lost
 
     def _note(self, found: Evaluation, k: int) -> None:
-        """Losses and gradients of late, for what is gained and for what is lost."""
+        """Losses and gradients of late: what batches differ by, and whether the run is lost."""
         first, value = self.param_groups[0], found.value
         if k == 1:
             alive = sum(norm > 0.0 for norm in found.gradient.norms)
             start = min(value, first["first_loss"]) if first["begun"] else value
-            self._set(first_loss=start, mean_loss=value, spread=0.0, above=0, alive=alive, dead=0)
+            self._set(first_loss=start, mean_loss=value, last_loss=value, spread=0.0, above=0, alive=alive, dead=0)
             return
         weight = max(FORGET, 1.0 / k)
         mean = first["mean_loss"] + weight * (value - first["mean_loss"])
-        spread = first["spread"] + weight * (abs(value - first["mean_loss"]) - first["spread"])
-        self._set(mean_loss=mean, spread=spread, above=first["above"] + 1 if value > first["first_loss"] else 0)
+        # of one loss and the next: what falls steadily is no noise, and one outlier is not all of it
+        change, spread = sqrt(0.5) * abs(value - first["last_loss"]), first["spread"]
+        spread += weight * (min(change, OUTLIER * spread or change) - spread)
+        self._set(mean_loss=mean, last_loss=value, spread=spread)
+        self._set(above=first["above"] + 1 if value > first["first_loss"] else 0)
         self._set(dead=first["dead"] + 1 if self._dying(found.gradient) else 0)
 
     def _dying(self, gradient: Ray) -> bool:

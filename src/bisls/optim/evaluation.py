@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bisls._check import Wanted, real, settled
-from bisls.optim.arithmetic import Ray, dot, norms_of
+from bisls.optim.arithmetic import Ray, dot, doubles, norms_of
 from bisls.optim.closures import Closure, stashed_grads
 from bisls.optim.units import LEAST, MOST, norm_of, unit_of
 from bisls.ranks import mean_over_ranks
@@ -85,11 +85,12 @@ def collect(
         raise ValueError(f"`{name}` does not support sparse gradients; use dense layers (Embedding(sparse=False))")
     kept = [(p, g, ratio[p]) for p, g in zip(params, grads, strict=True) if g is not None]
     used, tensors, ratios = [p for p, _, _ in kept], [g for _, g, _ in kept], [r for _, _, r in kept]
-    scalars = [norm.double() for norm in norms_of(tensors, foreach)]
+    norms = norms_of(tensors, foreach)
+    scalars = [doubles(norms)] if norms else []
     if isinstance(loss, Tensor):
         loss = loss.detach()  # its graph is not needed any more, neither here nor by who gets it back
-        scalars.append(mean_over_ranks(loss.double().reshape(())))
-    sizes = torch.stack(scalars).tolist() if scalars else []
+        scalars.append(mean_over_ranks(loss.double().reshape(())).reshape(1))
+    sizes = torch.cat(scalars).tolist() if scalars else []
     value = sizes.pop() if isinstance(loss, Tensor) else float(loss)
     eps = torch.finfo(loss.dtype).eps if isinstance(loss, Tensor) and loss.is_floating_point() else 2.0**-52
     slope = -sum(r * n * n for r, n in zip(ratios, sizes, strict=True))

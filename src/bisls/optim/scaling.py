@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bisls.optim.arithmetic import doubles
+
 EPS = 1e-8  # added to a root, in units of the gradient
 
 
@@ -44,12 +46,18 @@ def over(grads: list[Tensor], scales: list[Tensor], foreach: bool | None) -> lis
     return list(torch._foreach_div(grads, scales))
 
 
+def filled(grads: Sequence[Tensor]) -> float:
+    """The share of numbers that are not zero."""
+    counts = [torch.count_nonzero(g) for g in grads]
+    return int(torch.stack(counts).sum()) / max(sum(g.numel() for g in grads), 1) if counts else 1.0
+
+
 def product(left: Sequence[Tensor], right: Sequence[Tensor], ratios: Sequence[float]) -> float:
     """The sum of ratio <left, right>."""
     if not left:
         return 0.0
-    parts = [torch.dot(a.reshape(-1), b.reshape(-1)).double() for a, b in zip(left, right, strict=True)]
-    return sum(r * part for r, part in zip(ratios, torch.stack(parts).tolist(), strict=True))
+    parts = [torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(left, right, strict=True)]
+    return sum(r * part for r, part in zip(ratios, doubles(parts).tolist(), strict=True))
 
 
 def distance(points: list[Tensor], starts: list[Tensor], scales: list[Tensor], ratios: Sequence[float]) -> float:

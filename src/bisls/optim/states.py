@@ -45,7 +45,7 @@ GROUP: dict[str, Kind] = {
     "look": Whole(),
     "gain": Number(0.0, above=True),
     "vote": Whole(-1, 1),
-    **dict.fromkeys(("first_loss", "mean_loss"), Number()),
+    **dict.fromkeys(("first_loss", "mean_loss", "last_loss"), Number()),
     **dict.fromkeys(("first_step", "spread"), Number(0.0)),
     **dict.fromkeys(("above", "alive", "dead"), Whole()),
     "start": Number(0.0, above=True),
