@@ -1,8 +1,7 @@
 """The command `bisls`.
 
-It stands beside the package, since importing anything of the package imports torch: `--version`, `--help` and completion
-answer at once, and a command imports what it needs when it runs. (A package whose names come by need would do it
-too, but `bisls.fit` is a function and a module: whichever was imported last would win.)
+It stands beside the package, and a command imports what it needs when it runs: `--version`, `--help` and completion answer at
+once.
 """
 
 from __future__ import annotations
