@@ -284,6 +284,98 @@ def report(
         webbrowser.open(page.resolve().as_uri())
 
 
+@app.command(name="fit")
+def fit_table(
+    table: Annotated[Path, typer.Argument(help="A CSV or Parquet file with a header.", show_default=False)],
+    target: Annotated[str, typer.Option(help="The column to predict.", show_default=False)],
+    groups: Annotated[
+        str,
+        typer.Option(
+            help="auto (a text column each, numbers whose names begin alike), none, or a file: JSON "
+            '{"group": ["column", ...]} or CSV with the columns "column" and "group".'
+        ),
+    ] = "auto",
+    unpenalised: Annotated[
+        list[str] | None, typer.Option(help="Columns that are never penalised: a,b.", show_default=False)
+    ] = None,
+    task: Annotated[str, typer.Option(help="auto, classification or regression.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of model and page.  [default: out/NAME OF TABLE]", file_okay=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
+) -> None:
+    """Fit a table: penalties by group of columns, tuned by nested cross-validation; a model, and a page with a verdict.
+
+    Text columns and missing values are handled, and it is said how. A command that was stopped goes on where it stopped.
+    Exit codes: 0 done (whatever the verdict is), 1 the disk refused, 2 the table can't be used, 130 interrupted.
+
+    Examples:
+
+      bisls fit houses.csv --target price
+
+      bisls fit patients.parquet --target outcome --groups groups.json --unpenalised age,sex --out out/patients
+    """
+    from bisls.interrupts import stopped_alike
+    from bisls.tables import TableError, run_fit
+    from bisls.tables.fitting import Asked
+
+    if task not in ("auto", "classification", "regression"):
+        raise typer.BadParameter(f"{task!r} is none of auto, classification, regression", param_hint="--task")
+    out = out or Path("out") / table.stem
+    _make_folder(out)
+    console = Console(emoji=False, stderr=True)
+    asked = Asked(table, target, groups, tuple(unpenalised or ()), task, seed)
+    try:
+        with stopped_alike(), console.status("reading") as status:
+
+            def say(line: str) -> None:
+                status.update(escape(line))
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+            page, verdict = run_fit(asked, out, say)
+    except TableError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo(
+            f"\nstopped; what is finished is kept in {out / 'stages'}: the same command goes on from there", err=True
+        )
+        raise typer.Exit(130) from None
+    except OSError as error:
+        raise _refused(out, error, "; what is finished is kept") from None
+    typer.echo(verdict)
+    typer.echo(f"page: {page}")
+    typer.echo(f"model: {out / 'model.json'}")
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="model.json of `bisls fit`, or its folder.", show_default=False)],
+    table: Annotated[Path, typer.Argument(help="A CSV or Parquet file with the same columns.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="The CSV file to write.  [default: TABLE-predictions.csv]", dir_okay=False)
+    ] = None,
+) -> None:
+    """Predict the rows of a table with a model of `bisls fit`; where the target is there, say how good it was.
+
+    Exit codes: 0 done, 1 the disk refused, 2 the model or the table can't be used.
+
+    Example: bisls predict out/houses new.csv --out predicted.csv
+    """
+    from bisls.tables import TableError, run_predict
+
+    out = out or Path(f"{table.stem}-predictions.csv")
+    try:
+        run_predict(model, table, out, lambda line: typer.echo(line, err=True))
+    except TableError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    except OSError as error:
+        typer.echo(f"cannot write to --out {out}: {error.strerror or error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"predictions: {out}")
+
+
 @app.command()
 def sensitivity(
     task: Annotated[str, typer.Argument(help="penalties, penalties-exp, ridge, cleaning or quadratic.")] = "penalties",

@@ -113,6 +113,8 @@ def of_bisls(words):
         assert any(name in option.opts for option in group.params), words
         return
     assert name in group.commands, words
+    if not rest and any(option.required for option in group.commands[name].params):
+        return  # the command is mentioned, not shown
     context = group.commands[name].make_context(name, list(rest))  # raises where an option is not known
     given = context.params
     known = {

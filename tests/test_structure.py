@@ -77,6 +77,7 @@ ORDER = [
     "demo",
     "experiments",
     "report",
+    "tables",
     "console",
     "__main__",
 ]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from bisls.data import DataError, fetch
 from bisls.directions import Steepest
 from bisls.experiments import NAMES, Figure, Plan, Store, figure, reproduce
 from bisls.experiments.base import Config, RunRecord
+from bisls.interrupts import stopped_alike
 from bisls.methods import Alternating, BiSLS, BiSPS
 from bisls.outcome import Judgement, Outcome
 from bisls.progress import Sweep
@@ -128,24 +127,6 @@ def run_reproduce(
     with display.progress, stopped_alike():
         outcomes = reproduce(figures, plan, Store(out / "runs"), display, jobs, backend)
     return outcomes, display
-
-
-@contextmanager
-def stopped_alike() -> Iterator[None]:
-    """SIGTERM stops as Ctrl-C does: workers are ended, what is finished is kept, and the message says how to go on."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not in the main thread: nothing to arrange
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def write_page(out: Path) -> tuple[Path, tuple[Outcome, ...]]:
