@@ -13,7 +13,7 @@ from bisls.batches import Minibatches
 from bisls.directions.base import Direction
 from bisls.directions.steepest import Steepest
 from bisls.linear.base import LinearSolver
-from bisls.lower.base import FAR, Lowered, LowerPart, State, TraceStep, lower_line, moved
+from bisls.lower.base import FAR, Lowered, LowerPart, State, TraceStep, freed, lower_line, moved
 from bisls.oracle import LowerPoint, Oracle
 from bisls.states import Fields, Number, counter, flat
 from bisls.status import Status, worst
@@ -126,16 +126,17 @@ class _Run:
         y = before = self._last_iterate(y)
         for i, batch in enumerate(batches):
             here = oracle.lower(batch, y, self.replay)
-            search = move = here.grad
+            grad = freed(oracle, here.grad, y)
+            search = move = grad
             square = dot(search, search)
             slope, step = -square, None
             if isfinite(square):
                 if not plain:
-                    heading = direction.head(here.grad, y, self.heading_state)
+                    heading = direction.head(grad, y, self.heading_state)
                     if scheduled and heading.unsearched is not None:
                         heading = heading.unsearched
                     search, move = heading.search, heading.move
-                    slope = -dot(here.grad, search)
+                    slope = -dot(grad, search)
                 step = rule.blind(slope, self.k, self.memory)
             if not isfinite(square) or (step is None and not isfinite(here.value)):
                 # the step before led here, or the batch is bad: back to where the loss was finite
@@ -179,7 +180,7 @@ class _Run:
         """One Newton step on g, if it lowers g: the loop has left y too far behind."""
         vector = self.oracle.problem.y
         graph = self.oracle.lower_graph(batch)
-        y = moved(self.oracle, self.y, linear.solve(graph.hessian, graph.grad, {}).z, 1.0)
+        y = moved(self.oracle, self.y, linear.solve(graph.hessian, graph.freed(graph.grad), {}).z, 1.0)
         if not vector.holds(y):
             return
         self.checks += 1
