@@ -12,22 +12,31 @@ from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.linear_model import ElasticNet, LinearRegression, LogisticRegression, Ridge
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, KFold, ShuffleSplit, StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV
+from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedElasticNetCV, WeightedLassoCV
 from bisls.sklearn.lower import Logistic, Multinomial, Rows, Squared
+from bisls.sklearn.sparse import Sparse, _by_signs, _descended
 from bisls.sklearn.tuning import Folds, Grouping, nested_splits
 
 warnings.filterwarnings("ignore", message="Skipping check check_array_api_input")
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([GroupRidgeCV(), GroupLogisticRegressionCV(), GroupRidgeCV("features", spread=0.5)])
+@parametrize_with_checks(
+    [
+        GroupRidgeCV(),
+        GroupLogisticRegressionCV(),
+        GroupRidgeCV("features", spread=0.5),
+        WeightedLassoCV(),
+        WeightedElasticNetCV(),
+    ]
+)
 def test_scikit_learn_has_nothing_to_complain_of(estimator, check):
     check(estimator)
 
@@ -39,18 +48,20 @@ def problem(kind: str, seed: int = 0) -> Folds:
     rng = np.random.default_rng(seed)
     X = np.column_stack([rng.normal(size=(60, 6)) * [1, 2, 0.5, 1, 3, 1], np.ones(60)])
     eta = X[:, :6] @ rng.normal(size=6)
-    if kind == "squared":
-        loss, y = Squared(), eta + rng.normal(size=60)
+    if kind in ("squared", "lasso", "elastic"):
+        loss = {"squared": Squared(), "lasso": Sparse(1.0), "elastic": Sparse(0.5)}[kind]
+        y = eta + rng.normal(size=60)
     elif kind == "logistic":
         loss, y = Logistic(), (eta + rng.normal(size=60) > 0).astype(float)
     else:
         loss, y = Multinomial(3), np.digitize(eta + rng.normal(size=60), [-1.0, 1.0]).astype(float)
-    grouping = Grouping(np.array([0, 0, 1, 1, 2, 2, 0]), np.array([1.0, 2.0, 1.0, 0.5, 1.0, 1.0, 0.0]), 3)
+    factors = np.array([1.0, 2.0, 1.0, 0.5, 1.0, 1.0, 0.0]) * (0.02 if isinstance(loss, Sparse) else 1.0)
+    grouping = Grouping(np.array([0, 0, 1, 1, 2, 2, 0]), factors, 3)
     splits = list(KFold(4).split(X))
     return Folds(loss, Rows(X, y, rng.uniform(0.5, 2.0, size=60)), splits, grouping, close=1e-18)
 
 
-@pytest.mark.parametrize("kind", ["squared", "logistic", "multinomial"])
+@pytest.mark.parametrize("kind", ["squared", "logistic", "multinomial", "lasso", "elastic"])
 def test_the_hypergradient_is_that_of_finite_differences(kind):
     folds, theta = problem(kind), np.log([2.0, 0.7, 5.0])
     gradient = folds.value(theta)[1]
@@ -372,3 +383,68 @@ def test_both_engines_agree():
     )
     assert many.cv_loss_ == pytest.approx(exact.cv_loss_, rel=1e-2)
     np.testing.assert_allclose(many.predict_proba(X), exact.predict_proba(X), atol=0.05)
+
+
+# --- lasso and elastic net
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_the_sparse_solution_is_that_of_scikit_learn(ratio):
+    X, y, *_ = noisy("r", noise=20)
+    y = (y - y.mean()) / y.std()
+    Z = StandardScaler().fit_transform(X)
+    rows = Rows(Z, y, np.ones(len(y)))
+    for alpha in (0.5, 0.1, 0.01):
+        found = Sparse(ratio).solve(rows, np.full(25, alpha), np.zeros((25, 1)))
+        theirs = ElasticNet(alpha=alpha, l1_ratio=ratio, fit_intercept=False, tol=1e-12, max_iter=100_000).fit(Z, y)
+        assert found.closed
+        np.testing.assert_allclose(found.w[:, 0], theirs.coef_, atol=1e-7)
+
+
+def test_signs_and_coordinates_lead_to_the_same():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 60))
+    gram, right = X.T @ X, X.T @ rng.normal(size=40)
+    l1, l2 = rng.uniform(0.5, 5.0, size=60), np.full(60, 0.1)
+    l1[:2] = 0.0
+    by_signs, _ = _by_signs(gram, right, l1, l2, np.zeros(60))
+    by_coordinates = np.zeros(60)
+    _descended(gram, right, l1, l2, by_coordinates)
+    np.testing.assert_allclose(by_signs, by_coordinates, atol=1e-6)
+    assert 2 < np.count_nonzero(by_signs) < 40
+
+
+def test_one_penalty_is_that_of_a_fine_grid_of_the_lasso():
+    X, y, *_ = noisy("r", noise=20)
+    cv = KFold(4)
+    ours = WeightedLassoCV(cv=cv).fit(X, y)
+    Z, scale = StandardScaler().fit_transform(X), y.std()
+
+    def pooled(alpha):
+        model = ElasticNet(alpha=alpha, l1_ratio=1.0, tol=1e-10, max_iter=100_000)
+        return np.concatenate([(clone(model).fit(Z[a], y[a]).predict(Z[b]) - y[b]) ** 2 for a, b in cv.split(Z)]).mean()
+
+    alpha = ours.group_penalties_["all"] * scale
+    assert pooled(alpha) == pytest.approx(ours.cv_loss_, rel=1e-4)
+    assert pooled(alpha) < 1.005 * min(pooled(value) for value in np.geomspace(0.1 * alpha, 10 * alpha, 60))
+    theirs = ElasticNet(alpha=alpha, l1_ratio=1.0, tol=1e-12, max_iter=100_000).fit(Z, y)
+    np.testing.assert_allclose(ours.predict(X), theirs.predict(Z), rtol=1e-4, atol=1e-4)
+
+
+def test_groups_help_the_lasso_too_and_0_is_never_penalised():
+    X, y, new, truth, labels = noisy("r", noise=40, rows=100)
+    shared, grouped = WeightedLassoCV().fit(X, y), WeightedLassoCV(labels).fit(X, y)
+    assert grouped.improved_
+    assert np.count_nonzero(grouped.coef_[5:]) < np.count_nonzero(shared.coef_[5:])
+    assert grouped.score(new, truth) > shared.score(new, truth)
+    kept = WeightedElasticNetCV(penalty_factors={44: 0}).fit(X, y)
+    assert kept.coef_[44] != 0
+
+
+@pytest.mark.parametrize("ratio", [0, 1.5, "half", True])
+def test_a_ratio_that_is_none_is_refused(ratio):
+    X, y, *_ = noisy("r", noise=0, rows=30)
+    with pytest.raises(ValueError, match=r"l1_ratio must lie in \(0, 1\]"):
+        WeightedElasticNetCV(l1_ratio=ratio).fit(X, y)
+    with pytest.raises(ValueError, match=r'solver must be "auto" or "exact"'):
+        WeightedLassoCV(solver="bisls").fit(X, y)

@@ -5,3 +5,5 @@ torch is not imported, unless a table has so many columns that ``solver="auto"``
 
 from bisls.sklearn.logistic import GroupLogisticRegressionCV as GroupLogisticRegressionCV
 from bisls.sklearn.ridge import GroupRidgeCV as GroupRidgeCV
+from bisls.sklearn.sparse import WeightedElasticNetCV as WeightedElasticNetCV
+from bisls.sklearn.sparse import WeightedLassoCV as WeightedLassoCV

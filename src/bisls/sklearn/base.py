@@ -66,6 +66,7 @@ class GroupCV(BaseEstimator):
     """A linear model whose penalties are tuned by groups of columns; see its subclasses."""
 
     _classifies: ClassVar[bool] = False
+    _solvers: ClassVar[tuple[str, ...]] = ("auto", "exact", "bisls")
 
     def __init__(
         self,
@@ -122,7 +123,8 @@ class GroupCV(BaseEstimator):
         grouping = columns.grouping(self.fit_intercept)
         solver = self.solver
         if solver == "auto":
-            solver = "exact" if rows.X.shape[1] * loss.outputs <= FEW else "bisls"
+            few = rows.X.shape[1] * loss.outputs <= FEW or "bisls" not in self._solvers
+            solver = "exact" if few else "bisls"
         search = Search(self.tol, self.max_iter)
         if solver == "exact":
             return Exact(loss, rows, grouping, search)
@@ -192,8 +194,9 @@ class GroupCV(BaseEstimator):
 
         if not (self.spread == "auto" if isinstance(self.spread, str) else number(self.spread) and self.spread >= 0):
             raise refuse("spread", 'must be "auto" or a number of at least 0 (inf: no prior)')
-        if self.solver not in ("auto", "exact", "bisls"):
-            raise refuse("solver", 'must be "auto", "exact" or "bisls"')
+        if self.solver not in self._solvers:
+            *most, last = (f'"{name}"' for name in self._solvers)
+            raise refuse("solver", f"must be {', '.join(most)} or {last}")
         if not (number(self.tol) and 0 < self.tol < inf):
             raise refuse("tol", "must be positive")
         if not (isinstance(self.max_iter, Integral) and not isinstance(self.max_iter, bool) and self.max_iter >= 1):

@@ -18,7 +18,7 @@ from bisls.methods import BiSLS
 from bisls.oracle import Oracle
 from bisls.problem import Bilevel
 from bisls.sklearn.lower import Array, Logistic, Loss, Multinomial, Rows, Solved
-from bisls.sklearn.tuning import COARSE, LOOSE, REACH, RISES, SHORT, Grouping, Index, Search, Splits, Tuned
+from bisls.sklearn.tuning import LOOSE, REACH, RISES, SHORT, Grouping, Index, Search, Splits, Tuned
 
 SOLVED = 60  # Newton iterations where the folds are solved for their own sake
 LOWER = 20  # lower steps of an upper iteration
@@ -91,8 +91,8 @@ class BatchedFolds:
         ones = np.ones(self.grouping.count)
         if near is None:
             best, risen = np.inf, 0
-            for share in COARSE:
-                start = float(np.log(share * self.rows.weight))
+            for share in self.loss.coarse:
+                start = float(np.log(share * self.loss.unit(self.rows)))
                 value = self.value(start * ones)
                 best, near, risen = (value, start, 0) if value < best else (best, near, risen + 1)
                 if risen >= RISES:

@@ -22,6 +22,7 @@ Array = NDArray[np.float64]
 JITTER = 1e-10  # of the rows' weight: what is neither penalised nor decided by the data stays where it is
 CLOSE = 1e-14  # the Newton decrement, of the rows' weight, at which a solution is one
 FLAT = 1e-10  # below this values of the loss tell nothing any more: steps are taken as they are, while they shrink
+COARSE: Array = 10.0 ** np.arange(2.0, -6.5, -1.0)
 PATIENCE = 5  # conjugate gradients with a factor nearby that need more are slower than a new factor
 NEWTON = 60  # Newton steps at most; some ten are usual from nothing, one or two from a neighbour
 
@@ -49,18 +50,29 @@ class Solved:
         solve: Solves with the Hessian.
         factor: The Cholesky factor that the next solution, for penalties nearby, may use; None for none yet.
         closed: Whether it is a solution.
+        pull: How the lower gradient changes with the logarithm of each penalty; None for ``p w``.
     """
 
     w: Array
     solve: Callable[[Array], Array]
     factor: Any = None
     closed: bool = True
+    pull: Array | None = None
 
 
 class Loss(ABC):
     """How predictions are judged, and how the lower problem with it is solved."""
 
     outputs: int = 1
+
+    @property
+    def coarse(self) -> Array:
+        """Common penalties that a search looks at first, from above, in units of `unit`."""
+        return COARSE
+
+    def unit(self, rows: Rows) -> float:
+        """What a penalty is compared with: the rows' weight, where losses are summed."""
+        return rows.weight
 
     @abstractmethod
     def each(self, rows: Rows, w: Array) -> tuple[Array, Array]:

@@ -22,7 +22,6 @@ from bisls.sklearn.lower import Array, Loss, Rows, Solved
 
 WIDTHS = (0.3, 1.0, 3.0)  # the widths that "auto" tries beside 0
 REACH = 12.0  # a group's penalty stays within exp(+-REACH) of the common one
-COARSE = 10.0 ** np.arange(2.0, -6.5, -1.0)  # common penalties tried first, of the rows' weight
 RISES = 3  # a coarse search from above ends after so many values in turn that are no better
 TIGHT = 1e-20  # the Newton decrement of lower problems where the last digits count
 LOOSE, SHORT = 1e-3, 15  # within nested folds: the tolerance, and upper iterations for each width
@@ -82,6 +81,12 @@ class Folds:
         self.starts = [(np.zeros((self.rows.X.shape[1], self.loss.outputs)), None) for _ in self.splits]
         self.weight = sum(rows.weight for rows in self.held)
 
+    @property
+    def room(self) -> tuple[float, float]:
+        """Between which logarithms a common penalty may lie."""
+        unit = self.loss.unit(self.rows)
+        return float(np.log(1e-7 * unit)), float(np.log(1e6 * unit))
+
     def solved(self, fold: int, theta: Array) -> Solved:
         """The lower solution of a fold."""
         start, near = self.starts[fold]
@@ -107,7 +112,8 @@ class Folds:
             each, slope = self.loss.each(held, found.w)
             total += float(held.s @ each)
             v = found.solve(held.X.T @ (held.s[:, None] * slope))
-            gradient -= self.grouping.gathered(penalties * (v * found.w).sum(1))
+            pull = penalties[:, None] * found.w if found.pull is None else found.pull
+            gradient -= self.grouping.gathered((v * pull).sum(1))
         return total / self.weight, gradient / self.weight
 
     def common(self, near: float | None = None) -> Tuned:
@@ -171,14 +177,14 @@ class Search:
         weight = folds.rows.weight
         if near is None:
             best, risen = np.inf, 0
-            for share in COARSE:
-                theta = np.log(share * weight) * ones
+            for share in folds.loss.coarse:
+                theta = np.log(share * folds.loss.unit(folds.rows)) * ones
                 value = folds.value(theta)[0]
                 if value < best:
                     best, near, risen = value, float(theta[0]), 0
                 else:
                     risen += 1
-                if risen >= RISES:
+                if risen >= RISES * (1 + len(folds.loss.coarse) // 10):
                     break
             assert near is not None
 
@@ -188,8 +194,7 @@ class Search:
             return value, np.array([gradient.sum()])
 
         scale = max(upper(np.array([near]))[0], 1e-300)
-        room = (np.log(1e-7 * weight), np.log(1e6 * weight))
-        done = self._minimise(lambda x: _scaled(upper(x), weight / scale), np.array([near]), [room])
+        done = self._minimise(lambda x: _scaled(upper(x), weight / scale), np.array([near]), [folds.room])
         return Tuned(done.x[0] * ones, 0.0, done.fun * scale / weight, int(done.nit), done.status != 1, tuple(history))
 
     def polished(self, folds: Folds, tuned: Tuned) -> Tuned:
@@ -241,8 +246,7 @@ class Search:
 
         mu = before.common
         start = np.concatenate([[mu], (before.theta - mu) / tau])
-        room = [(np.log(1e-7 * folds.rows.weight), np.log(1e6 * folds.rows.weight))]
-        room += [(-REACH / tau, REACH / tau)] * G
+        room = [folds.room] + [(-REACH / tau, REACH / tau)] * G
         done = self._minimise(upper, start, room)
         theta = done.x[0] + tau * done.x[1:]
         value = folds.value(theta)[0]
