@@ -1,7 +1,6 @@
 """The command `bisls`.
 
-It stands beside the package, and a command imports what it needs when it runs: `--version`, `--help` and completion answer at
-once.
+A command imports what it needs when it runs: `--version`, `--help` and completion answer at once.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Annotated
 try:
     import typer
     from rich.console import Console
-    from rich.markup import escape
 except ModuleNotFoundError as missing:  # pragma: no cover - the tests' environment has the extra
     sys.exit(f"the bisls command needs {missing.name}: pip install 'bisls[cli]'")
 
@@ -83,7 +81,9 @@ def data(
         if name not in sets.DATASETS:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(sets.DATASETS)}", param_hint="NAME")
     if not wanted:
-        _list_data()
+        from bisls.console import show_data
+
+        show_data(Console(emoji=False))
     failed = False
     for name in wanted:
         try:
@@ -95,39 +95,15 @@ def data(
     raise typer.Exit(int(failed))
 
 
-def _list_data() -> None:
-    from rich.table import Column, Table
-
-    from bisls import data as sets
-
-    table = Table("name", "rows x features", Column("where", overflow="fold"), "to get it")
-    for name, dataset in sets.DATASETS.items():
-        try:
-            paths = sets.where(name)
-            place = "not here" if paths is None else str(paths[0] if len(paths) == 1 else paths[0].parent)
-        except sets.DataError as error:
-            paths, place = None, str(error)
-        table.add_row(
-            name, f"{dataset.rows:,} x {dataset.features}", escape(place), "" if paths else f"bisls data {name}"
-        )
-    Console(emoji=False).print(table)
-
-
 @app.command(name="list")
 def list_figures() -> None:
     """List the figures that can be reproduced: name, what it is about, which data it needs.
 
     Example: bisls list
     """
-    from rich.table import Table
+    from bisls.console import show_figures
 
-    from bisls.experiments import NAMES, figure
-
-    table = Table("figure", "about", "data", box=None)
-    for name in NAMES:
-        one = figure(name)
-        table.add_row(name, one.title, ", ".join(one.data) or "none")
-    Console(emoji=False).print(table)
+    show_figures(Console(emoji=False))
 
 
 def _make_folder(out: Path) -> None:
@@ -315,37 +291,13 @@ def fit_table(
 
       bisls fit patients.parquet --target outcome --groups groups.json --unpenalised age,sex --out out/patients
     """
-    from bisls.interrupts import stopped_alike
-    from bisls.tables import TableError, run_fit
+    from bisls.tables.command import fit_command
     from bisls.tables.fitting import Asked
 
     if task not in ("auto", "classification", "regression"):
         raise typer.BadParameter(f"{task!r} is none of auto, classification, regression", param_hint="--task")
-    out = out or Path("out") / table.stem
-    _make_folder(out)
-    console = Console(emoji=False, stderr=True)
     asked = Asked(table, target, groups, tuple(unpenalised or ()), task, seed)
-    try:
-        with stopped_alike(), console.status("reading") as status:
-
-            def say(line: str) -> None:
-                status.update(escape(line))
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-            page, verdict = run_fit(asked, out, say)
-    except TableError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo(
-            f"\nstopped; what is finished is kept in {out / 'stages'}: the same command goes on from there", err=True
-        )
-        raise typer.Exit(130) from None
-    except OSError as error:
-        raise _refused(out, error, "; what is finished is kept") from None
-    typer.echo(verdict)
-    typer.echo(f"page: {page}")
-    typer.echo(f"model: {out / 'model.json'}")
+    raise typer.Exit(fit_command(asked, out or Path("out") / table.stem))
 
 
 @app.command()
@@ -358,22 +310,11 @@ def predict(
 ) -> None:
     """Predict the rows of a table with a model of `bisls fit`; where the target is there, say how good it was.
 
-    Exit codes: 0 done, 1 the disk refused, 2 the model or the table can't be used.
-
     Example: bisls predict out/houses new.csv --out predicted.csv
     """
-    from bisls.tables import TableError, run_predict
+    from bisls.tables.command import predict_command
 
-    out = out or Path(f"{table.stem}-predictions.csv")
-    try:
-        run_predict(model, table, out, lambda line: typer.echo(line, err=True))
-    except TableError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
-    except OSError as error:
-        typer.echo(f"cannot write to --out {out}: {error.strerror or error}", err=True)
-        raise typer.Exit(1) from None
-    typer.echo(f"predictions: {out}")
+    raise typer.Exit(predict_command(model, table, out or Path(f"{table.stem}-predictions.csv")))
 
 
 @app.command()

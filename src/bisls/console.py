@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Column, Table
 
 from bisls import tasks
 from bisls._files import write_whole
-from bisls.data import DataError, fetch
+from bisls.data import DATASETS, DataError, fetch, where
 from bisls.directions import Steepest
 from bisls.experiments import NAMES, Figure, Plan, Store, figure, reproduce
 from bisls.experiments.base import Config, RunRecord
@@ -83,6 +84,30 @@ class Display:
         """A figure can't be finished."""
         self.broken.append(figure.name)
         self.console.print(f"[red]{escape(figure.name)} is left out:[/] {escape(reason)}")
+
+
+def show_data(console: Console) -> None:
+    """The data sets, and where they are."""
+    table = Table("name", "rows x features", Column("where", overflow="fold"), "to get it")
+    for name, dataset in DATASETS.items():
+        try:
+            paths = where(name)
+            place = "not here" if paths is None else str(paths[0] if len(paths) == 1 else paths[0].parent)
+        except DataError as error:
+            paths, place = None, str(error)
+        table.add_row(
+            name, f"{dataset.rows:,} x {dataset.features}", escape(place), "" if paths else f"bisls data {name}"
+        )
+    console.print(table)
+
+
+def show_figures(console: Console) -> None:
+    """The figures, what they are about, and which data they need."""
+    table = Table("figure", "about", "data", box=None)
+    for name in NAMES:
+        one = figure(name)
+        table.add_row(name, one.title, ", ".join(one.data) or "none")
+    console.print(table)
 
 
 def chosen_figures(names: Sequence[str]) -> list[Figure]:
