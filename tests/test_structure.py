@@ -48,6 +48,7 @@ ORDER = [
     "lower",
     "hypergrad",
     "check",
+    "folds",
     "response",
     "parts",
     "trend",

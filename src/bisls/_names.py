@@ -22,6 +22,8 @@ from bisls.directions import Steepest as Steepest
 from bisls.fit import FitError as FitError
 from bisls.fit import Interrupted as Interrupted
 from bisls.fit import fit as fit
+from bisls.folds import CrossValidated as CrossValidated
+from bisls.folds import Spread as Spread
 from bisls.hypergrad import Hypergradient as Hypergradient
 from bisls.hypergrad import Implicit as Implicit
 from bisls.hypergrad import StochasticNeumann as StochasticNeumann
