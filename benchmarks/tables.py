@@ -232,7 +232,8 @@ def methods(table: Table) -> dict[str, Callable[[], Any]]:
     else:
         found |= {"RidgeCV": lambda: RidgeCV(np.logspace(-3, 6, 28)), "LassoCV": lambda: LassoCV(cv=5)}
         found |= {"ElasticNetCV": lambda: ElasticNetCV(cv=5, l1_ratio=[0.1, 0.5, 0.9]), "ARD": ARDRegression}
-        found |= {"lasso, groups": lambda: WeightedLassoCV(table.groups, **common)}
+        found |= {"lasso": lambda: WeightedLassoCV(cv=5), "lasso, groups": lambda: WeightedLassoCV(table.groups, cv=5)}
+        found |= {"lasso, free": lambda: WeightedLassoCV("features", spread=np.inf, cv=5)}
     if find_spec("optuna"):
         found["optuna"] = lambda: Optuna(table.classifies)
     return found
@@ -255,6 +256,10 @@ def run(table: Table, seed: int, make: Callable[[], Any]) -> dict[str, float]:
     else:
         score = r2_score(truth, model.predict(scaler.transform(new)))
     found = {"score": float(score), "seconds": spent}
+    if isinstance(model, LassoCV):
+        found["alpha"] = float(model.alpha_)
+    if isinstance(model, WeightedLassoCV) and len(model.group_penalties_) == 1:
+        found["alpha"] = float(model.group_penalties_["all"] * np.std(y))
     if getattr(model, "spread_", None) is not None:
         found["spread"] = model.spread_
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -448,3 +450,28 @@ def test_a_ratio_that_is_none_is_refused(ratio):
         WeightedElasticNetCV(l1_ratio=ratio).fit(X, y)
     with pytest.raises(ValueError, match=r'solver must be "auto" or "exact"'):
         WeightedLassoCV(solver="bisls").fit(X, y)
+
+
+def test_without_scikit_learn_it_is_said_what_to_install():
+    script = "import sys; sys.modules['sklearn'] = None; import bisls.sklearn"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "bisls.sklearn needs scikit-learn: pip install 'bisls[sklearn]'" in done.stderr
+
+
+@pytest.mark.parametrize("loss", [Squared(), Logistic()])
+def test_more_columns_than_rows_are_solved_by_the_rows(loss):
+    """The same by the columns: rows of no weight do not change a solution, but make the table tall."""
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.normal(size=(30, 60)), np.ones(30)])
+    y = (X[:, 0] + rng.normal(size=30) > 0).astype(float)
+    penalties = np.append(rng.uniform(0.5, 20.0, size=60), 0.0)
+    wide = loss.solve(Rows(X, y, np.ones(30)), penalties, np.zeros((61, 1)))
+    tall = Rows(
+        np.vstack([X, rng.normal(size=(60, 61))]), np.append(y, np.zeros(60)), np.append(np.ones(30), np.zeros(60))
+    )
+    other = loss.solve(tall, penalties, np.zeros((61, 1)))
+    np.testing.assert_allclose(wide.w, other.w, atol=1e-7)
+    v = rng.normal(size=(61, 1))
+    np.testing.assert_allclose(wide.solve(v), other.solve(v), atol=1e-6)
+    assert wide.closed
+    assert np.abs(other.w).max() > 0.05

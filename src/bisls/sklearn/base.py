@@ -22,7 +22,7 @@ from bisls.sklearn.columns import Columns
 from bisls.sklearn.lower import Array, Loss, Rows
 from bisls.sklearn.tuning import Exact, Search, Tuned, choose, path
 
-FEW = 1000  # coefficients up to which lower problems are solved by factors
+FEW = 1000  # coefficients, or rows if they are fewer, up to which lower problems are solved by factors
 DENSE = 2 * 10**8  # numbers up to which a sparse table is made dense
 NARROW = 600  # columns up to which BLAS is given one thread: more of them would wait for each other
 
@@ -123,7 +123,9 @@ class GroupCV(BaseEstimator):
         grouping = columns.grouping(self.fit_intercept)
         solver = self.solver
         if solver == "auto":
-            few = rows.X.shape[1] * loss.outputs <= FEW or "bisls" not in self._solvers
+            # with one output, more columns than rows are solved by the rows
+            size = min(rows.X.shape) if loss.outputs == 1 else rows.X.shape[1] * loss.outputs
+            few = size <= FEW or "bisls" not in self._solvers
             solver = "exact" if few else "bisls"
         search = Search(self.tol, self.max_iter)
         if solver == "exact":

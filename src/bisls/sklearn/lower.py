@@ -20,6 +20,7 @@ from scipy.special import expit, logsumexp, softmax
 
 Array = NDArray[np.float64]
 JITTER = 1e-10  # of the rows' weight: what is neither penalised nor decided by the data stays where it is
+LITTLE = 1e-6  # the same in a factor by rows, which only preconditions
 CLOSE = 1e-14  # the Newton decrement, of the rows' weight, at which a solution is one
 FLAT = 1e-10  # below this values of the loss tell nothing any more: steps are taken as they are, while they shrink
 COARSE: Array = 10.0 ** np.arange(2.0, -6.5, -1.0)
@@ -60,6 +61,26 @@ class Solved:
     pull: Array | None = None
 
 
+class Wide:
+    """A factor for more columns than rows: ``(X'SX + D)^-1`` by the matrix of rows, ``I + S^1/2 X D^-1 X' S^1/2``.
+
+    Args:
+        X: Rows times the roots of their weights.
+        d: What is added on the diagonal; positive.
+    """
+
+    def __init__(self, X: Array, d: Array):
+        self.X, self.d = X, d
+        kernel = (X / d) @ X.T
+        kernel[np.diag_indices_from(kernel)] += 1.0
+        self.factor = cho_factor(kernel, lower=True, overwrite_a=True, check_finite=False)
+
+    def solve(self, v: Array) -> Array:
+        """The product with a vector."""
+        inner, _ = dpotrs(self.factor[0], self.X @ (v / self.d), lower=1)
+        return np.asarray((v - self.X.T @ inner) / self.d)
+
+
 class Loss(ABC):
     """How predictions are judged, and how the lower problem with it is solved."""
 
@@ -88,6 +109,10 @@ class Loss(ABC):
 
     def prepared(self, rows: Rows) -> Any:
         """What can be computed once for rows that are solved again and again."""
+        return None
+
+    def diagonal(self, rows: Rows, w: Array) -> Array | None:
+        """The second derivatives by the linear predictor, weighted, where there is one a row; None where there are more."""
         return None
 
     def solve(
@@ -142,11 +167,19 @@ class Loss(ABC):
         return Solved(w, self._solver(rows, penalties, w, factor, close**0.5), factor, closed)
 
     def _factor(self, rows: Rows, penalties: Array, w: Array) -> Any:
+        second = self.diagonal(rows, w) if rows.X.shape[1] > len(rows.X) else None
+        if (
+            second is not None
+        ):  # what is not penalised must have something to divide by; conjugate gradients see to the rest
+            d = penalties + np.where(penalties == 0, LITTLE, JITTER) * rows.weight
+            return Wide(rows.X * np.sqrt(second)[:, None], d)
         hessian = self.curved(rows, w)
         hessian[np.diag_indices_from(hessian)] += np.tile(penalties, self.outputs) + JITTER * rows.weight
         return cho_factor(hessian, lower=True, overwrite_a=True, check_finite=False)
 
     def _back(self, factor: Any, v: Array) -> Array:
+        if isinstance(factor, Wide):
+            return factor.solve(v[:, 0])[:, None]
         found, _ = dpotrs(factor[0], v.T.ravel(), lower=1)  # as cho_solve, without its looking at what came
         return np.asarray(found.reshape(self.outputs, -1).T)
 
@@ -189,8 +222,15 @@ class Squared(Loss):
         """X' S X."""
         return np.asarray(rows.X.T @ (rows.s[:, None] * rows.X))
 
-    def prepared(self, rows: Rows) -> tuple[Array, Array]:
-        """X' S X and X' S y."""
+    def diagonal(self, rows: Rows, w: Array) -> Array:
+        """The weights."""
+        return rows.s
+
+    def prepared(self, rows: Rows) -> tuple[Array, Array] | None:
+        """X' S X and X' S y; nothing where there are more columns than rows."""
+        return None if rows.X.shape[1] > len(rows.X) else self._products(rows)
+
+    def _products(self, rows: Rows) -> tuple[Array, Array]:
         return self.curved(rows, rows.X[:0].T), rows.X.T @ (rows.s * rows.y)
 
     def bent(self, rows: Rows, w: Array) -> Callable[[Array], Array]:
@@ -208,7 +248,9 @@ class Squared(Loss):
         close: float = CLOSE,
     ) -> Solved:
         """By one Cholesky factorisation."""
-        gram, right = prepared if prepared is not None else self.prepared(rows)
+        if rows.X.shape[1] > len(rows.X):
+            return super().solve(rows, penalties, start, close=close)
+        gram, right = prepared if prepared is not None else self._products(rows)
         hessian = gram.copy()
         hessian[np.diag_indices_from(hessian)] += penalties + JITTER * rows.weight
         factor = cho_factor(hessian, lower=True, overwrite_a=True, check_finite=False)
@@ -227,9 +269,13 @@ class Logistic(Loss):
 
     def bent(self, rows: Rows, w: Array) -> Callable[[Array], Array]:
         """s p (1 - p)."""
-        p = expit(rows.X @ w[:, 0])
-        scale = (rows.s * p * (1.0 - p))[:, None]
+        scale = self.diagonal(rows, w)[:, None]
         return lambda eta: scale * eta
+
+    def diagonal(self, rows: Rows, w: Array) -> Array:
+        """s p (1 - p)."""
+        p = expit(rows.X @ w[:, 0])
+        return np.asarray(rows.s * p * (1.0 - p))
 
     def curved(self, rows: Rows, w: Array) -> Array:
         """X' S diag(p (1 - p)) X."""

@@ -33,6 +33,10 @@ class Sparse(Squared):
         """Where the search for a common penalty looks first: the held-out loss has kinks, so the steps are smaller."""
         return FINE
 
+    def prepared(self, rows: Rows) -> tuple[Array, Array]:
+        """X' S X and X' S y, whatever the number of rows."""
+        return self._products(rows)
+
     def unit(self, rows: Rows) -> float:
         """1: as in scikit-learn's lasso, and unlike its ridge, the loss is a mean over the rows, so the penalty is one a row."""
         return 1.0
@@ -52,7 +56,7 @@ class Sparse(Squared):
         With A the coordinates that are not zero, ``(X'SX + P (1 - r))_AA w_A = (X'Sy - r p sign(w))_A``, and nothing else moves
         when penalties change a little.
         """
-        gram, right = prepared if prepared is not None else self.prepared(rows)
+        gram, right = prepared if prepared is not None else self._products(rows)
         penalties = penalties * rows.weight
         l1, l2 = self.ratio * penalties, (1.0 - self.ratio) * penalties + JITTER * rows.weight
         w, closed = start[:, 0].copy(), False
