@@ -315,6 +315,44 @@ def text_of(name: str, classifies: bool, done: dict[Any, Any], splits: int) -> s
     return "\n".join(lines)
 
 
+ROWS = {
+    "groups": "**a penalty a group, nothing set**",
+    "features": "a penalty a feature, prior by nested folds",
+    "one penalty": "one penalty",
+    "free": "a free penalty a feature, K folds",
+    "RidgeCV": "RidgeCV / LogisticRegressionCV",
+    "LassoCV": "LassoCV / L1",
+    "ElasticNetCV": "ElasticNetCV",
+    "ARD": "ARDRegression",
+    "optuna": f"one penalty by optuna, {TRIALS} trials",
+}
+SAME = {"RidgeCV": "LogisticRegressionCV", "LassoCV": "L1"}
+
+
+def markdown(names: list[str], done: dict[Any, Any], splits: int) -> str:
+    """The page's table: a column a table, a row a method; below, by how much groups are better than one penalty."""
+
+    def column(name: str, method: str, what: str) -> list[float]:
+        found = [
+            done.get((name, method, seed)) or done.get((name, SAME.get(method, ""), seed)) for seed in range(splits)
+        ]
+        return [entry[what] for entry in found if entry is not None]
+
+    classifies = {name: (name, "LogisticRegressionCV", 0) in done for name in names}
+    heads = [f"{name} ({'log-loss' if classifies[name] else 'R2'})" for name in names]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(names) + 1) + "|"]
+    for method, label in ROWS.items():
+        cells = [column(name, method, "score") for name in names]
+        lines.append(f"| {label} | {' | '.join(f'{np.mean(c):.4f}' if c else '' for c in cells)} |")
+    gains = [paired(column(n, "groups", "score"), column(n, "RidgeCV", "score"), classifies[n]) for n in names]
+    lines.append(
+        f"| groups better than RidgeCV / LogisticRegressionCV by | {' | '.join(f'{g:+.4f} ± {e:.4f}' for g, e in gains)} |"
+    )
+    times = [np.mean(column(n, "groups", "seconds")) / np.mean(column(n, "RidgeCV", "seconds")) for n in names]
+    lines.append(f"| its time over theirs | {' | '.join(f'{ratio:.1f}' for ratio in times)} |")
+    return "\n".join(lines)
+
+
 def origin() -> str:
     try:
         commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
@@ -344,7 +382,12 @@ def main() -> None:
     unknown = [name for name in names if name not in {**DEVELOPMENT, **JUDGING}]
     if unknown:
         parser.error(f"{unknown[0]!r} is none of {', '.join([*DEVELOPMENT, *JUDGING])}")
-    measure(names, 2 if arguments.quick else arguments.splits, arguments.out, set(arguments.skip))
+    splits = 2 if arguments.quick else arguments.splits
+    found = measure(names, splits, arguments.out, set(arguments.skip))
+    for kind in (JUDGING, DEVELOPMENT):
+        own = [name for name in kind if name in names and name not in found["missing"]]
+        if own:
+            print(markdown(own, found["done"], splits))
 
 
 if __name__ == "__main__":
