@@ -25,7 +25,8 @@ REACH = 12.0  # a group's penalty stays within exp(+-REACH) of the common one
 RISES = 3  # a coarse search from above ends after so many values in turn that are no better
 TIGHT = 1e-20  # the Newton decrement of lower problems where the last digits count
 LOOSE, SHORT = 1e-3, 15  # within nested folds: the tolerance, and upper iterations for each width
-SURE = 0.5  # by how many standard errors of the paired differences groups must be better than one penalty
+WORSE = 0.5  # by how many the first width must be worse for no other to be tried
+SURE = 1.5  # by how many standard errors of the paired differences groups must be better than one penalty
 
 Index = NDArray[np.intp]
 Splits = Sequence[tuple[Index, Index]]
@@ -368,7 +369,7 @@ def choose(engine: Engine, splits: Splits, near: float, scale: float, n_jobs: in
         gain = shared - each
         errors[width] = float(np.sqrt(share**2 @ (gain - share @ gain) ** 2))
         before = list(losses.values())[-2:][0]
-        if losses[width] > before + (SURE * errors[width] if before == losses[0.0] else 0.0):
+        if losses[width] > before + (WORSE * errors[width] if before == losses[0.0] else 0.0):
             break
     best = min(losses, key=lambda width: losses[width])
     sure = losses[0.0] - losses[best] > SURE * errors[best]
