@@ -304,6 +304,7 @@ def text_of(name: str, classifies: bool, done: dict[Any, Any], splits: int) -> s
 
     rival = "LogisticRegressionCV" if classifies else "RidgeCV"
     names = list(dict.fromkeys(method for table, method, _ in done if table == name))
+    names = [method for method in names if len(column(method, "score")) == splits]  # the others were interrupted
     lines = [f"{name} ({'log-loss' if classifies else 'R2'}, {splits} splits)"]
     base = np.mean(column(rival, "seconds"))
     for method in names:
