@@ -20,6 +20,7 @@ from scipy.special import expit, logsumexp, softmax
 
 Array = NDArray[np.float64]
 JITTER = 1e-10  # of the rows' weight: what is neither penalised nor decided by the data stays where it is
+WIDE = 2  # columns over rows from which on a factor is one of the rows
 LITTLE = 1e-6  # the same in a factor by rows, which only preconditions
 CLOSE = 1e-14  # the Newton decrement, of the rows' weight, at which a solution is one
 FLAT = 1e-10  # below this values of the loss tell nothing any more: steps are taken as they are, while they shrink
@@ -40,6 +41,11 @@ class Rows:
     def weight(self) -> float:
         """The sum of the weights."""
         return float(self.s.sum())
+
+    @property
+    def wide(self) -> bool:
+        """Whether there are so many columns that the matrix of rows is the cheaper one."""
+        return self.X.shape[1] > WIDE * len(self.X)
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Solved:
 
 
 class Wide:
-    """A factor for more columns than rows: ``(X'SX + D)^-1`` by the matrix of rows, ``I + S^1/2 X D^-1 X' S^1/2``.
+    """A factor for many more columns than rows: ``(X'SX + D)^-1`` by the matrix of rows, ``I + S^1/2 X D^-1 X' S^1/2``.
 
     Args:
         X: Rows times the roots of their weights.
@@ -167,7 +173,7 @@ class Loss(ABC):
         return Solved(w, self._solver(rows, penalties, w, factor, close**0.5), factor, closed)
 
     def _factor(self, rows: Rows, penalties: Array, w: Array) -> Any:
-        second = self.diagonal(rows, w) if rows.X.shape[1] > len(rows.X) else None
+        second = self.diagonal(rows, w) if rows.wide else None
         if (
             second is not None
         ):  # what is not penalised must have something to divide by; conjugate gradients see to the rest
@@ -227,8 +233,8 @@ class Squared(Loss):
         return rows.s
 
     def prepared(self, rows: Rows) -> tuple[Array, Array] | None:
-        """X' S X and X' S y; nothing where there are more columns than rows."""
-        return None if rows.X.shape[1] > len(rows.X) else self._products(rows)
+        """X' S X and X' S y; nothing where there are many more columns than rows."""
+        return None if rows.wide else self._products(rows)
 
     def _products(self, rows: Rows) -> tuple[Array, Array]:
         return self.curved(rows, rows.X[:0].T), rows.X.T @ (rows.s * rows.y)
@@ -248,7 +254,7 @@ class Squared(Loss):
         close: float = CLOSE,
     ) -> Solved:
         """By one Cholesky factorisation."""
-        if rows.X.shape[1] > len(rows.X):
+        if rows.wide:
             return super().solve(rows, penalties, start, close=close)
         gram, right = prepared if prepared is not None else self._products(rows)
         hessian = gram.copy()
