@@ -386,7 +386,7 @@ def main() -> None:
     splits = 2 if arguments.quick else arguments.splits
     found = measure(names, splits, arguments.out, set(arguments.skip))
     for kind in (JUDGING, DEVELOPMENT):
-        own = [name for name in kind if name in names and name not in found["missing"]]
+        own = [name for name in kind if name in names and (name, "groups", splits - 1) in found["done"]]
         if own:
             print(markdown(own, found["done"], splits))
 
