@@ -4,7 +4,7 @@ BIN := .venv/bin
 MINUTES ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test quick lint docs reproduce bench networks regret small scaling field soak attack rates release oldest clean
+.PHONY: demo test quick lint docs reproduce bench tables networks regret small scaling field soak attack rates release oldest clean
 
 demo: .venv/.cli  ## solve a bi-level problem with no learning rates beside a grid of Adam; table and plot into out/
 	$(BIN)/bisls demo --out out
@@ -30,6 +30,11 @@ reproduce: .venv/.cli  ## the paper's experiments at the quick scale (about an h
 
 bench: .venv/.bench  ## the step-size optimisers beside their peers, table into out/
 	$(BIN)/python benchmarks/optimisers.py --out out
+
+tables: .venv/.bench  ## penalties by group beside scikit-learn's one penalty, ten splits of twelve tables (about half an hour)
+	$(PIP) --no-deps ISLP
+	$(BIN)/python benchmarks/tables.py --out out
+	$(BIN)/python benchmarks/tables.py --notes
 
 networks: .venv/.bench  ## networks trained with nothing set beside tuned grids (days for all of it; goes on where it stopped)
 	$(BIN)/python benchmarks/networks.py --out out
@@ -80,5 +85,5 @@ clean:  ## remove everything that make made
 .venv-oldest/.ready: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip --disable-pip-version-check install --quiet --constraint constraints-oldest.txt \
-	  --editable ".[cli,dask,tensorboard]" pytest hypothesis momo-opt build hatchling
+	  --editable ".[cli,dask,tables,tensorboard]" pytest hypothesis momo-opt build hatchling
 	@touch $@

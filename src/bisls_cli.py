@@ -1,8 +1,6 @@
 """The command `bisls`.
 
-It stands beside the package, since importing anything of the package imports torch: `--version`, `--help` and completion
-answer at once, and a command imports what it needs when it runs. (A package whose names come by need would do it
-too, but `bisls.fit` is a function and a module: whichever was imported last would win.)
+A command imports what it needs when it runs: `--version`, `--help` and completion answer at once.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from typing import Annotated
 try:
     import typer
     from rich.console import Console
-    from rich.markup import escape
 except ModuleNotFoundError as missing:  # pragma: no cover - the tests' environment has the extra
     sys.exit(f"the bisls command needs {missing.name}: pip install 'bisls[cli]'")
 
@@ -85,7 +82,9 @@ def data(
         if name not in sets.DATASETS:
             raise typer.BadParameter(f"{name!r} is none of {', '.join(sets.DATASETS)}", param_hint="NAME")
     if not wanted:
-        _list_data()
+        from bisls.console import show_data
+
+        show_data(Console(emoji=False))
     failed = False
     for name in wanted:
         try:
@@ -97,39 +96,15 @@ def data(
     raise typer.Exit(int(failed))
 
 
-def _list_data() -> None:
-    from rich.table import Column, Table
-
-    from bisls import data as sets
-
-    table = Table("name", "rows x features", Column("where", overflow="fold"), "to get it")
-    for name, dataset in sets.DATASETS.items():
-        try:
-            paths = sets.where(name)
-            place = "not here" if paths is None else str(paths[0] if len(paths) == 1 else paths[0].parent)
-        except sets.DataError as error:
-            paths, place = None, str(error)
-        table.add_row(
-            name, f"{dataset.rows:,} x {dataset.features}", escape(place), "" if paths else f"bisls data {name}"
-        )
-    Console(emoji=False).print(table)
-
-
 @app.command(name="list")
 def list_figures() -> None:
     """List the figures that can be reproduced: name, what it is about, which data it needs.
 
     Example: bisls list
     """
-    from rich.table import Table
+    from bisls.console import show_figures
 
-    from bisls.experiments import NAMES, figure
-
-    table = Table("figure", "about", "data", box=None)
-    for name in NAMES:
-        one = figure(name)
-        table.add_row(name, one.title, ", ".join(one.data) or "none")
-    Console(emoji=False).print(table)
+    show_figures(Console(emoji=False))
 
 
 def _make_folder(out: Path) -> None:
@@ -284,6 +259,63 @@ def report(
         import webbrowser
 
         webbrowser.open(page.resolve().as_uri())
+
+
+@app.command(name="fit")
+def fit_table(
+    table: Annotated[Path, typer.Argument(help="A CSV or Parquet file with a header.", show_default=False)],
+    target: Annotated[str, typer.Option(help="The column to predict.", show_default=False)],
+    groups: Annotated[
+        str,
+        typer.Option(
+            help="auto (a text column each, numbers whose names begin alike), none, or a file: JSON "
+            '{"group": ["column", ...]} or CSV with the columns "column" and "group".'
+        ),
+    ] = "auto",
+    unpenalised: Annotated[
+        list[str] | None, typer.Option(help="Columns that are never penalised: a,b.", show_default=False)
+    ] = None,
+    task: Annotated[str, typer.Option(help="auto, classification or regression.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of model and page.  [default: out/NAME OF TABLE]", file_okay=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
+) -> None:
+    """Fit a table: penalties by group of columns, tuned by nested cross-validation; a model, and a page with a verdict.
+
+    Text columns and missing values are handled, and it is said how. A command that was stopped goes on where it stopped.
+    Exit codes: 0 done (whatever the verdict is), 1 the disk refused, 2 the table can't be used, 130 interrupted.
+
+    Examples:
+
+      bisls fit houses.csv --target price
+
+      bisls fit patients.parquet --target outcome --groups groups.json --unpenalised age,sex --out out/patients
+    """
+    from bisls.tables.command import fit_command
+    from bisls.tables.fitting import Asked
+
+    if task not in ("auto", "classification", "regression"):
+        raise typer.BadParameter(f"{task!r} is none of auto, classification, regression", param_hint="--task")
+    asked = Asked(table, target, groups, tuple(unpenalised or ()), task, seed)
+    raise typer.Exit(fit_command(asked, out or Path("out") / table.stem))
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="model.json of `bisls fit`, or its folder.", show_default=False)],
+    table: Annotated[Path, typer.Argument(help="A CSV or Parquet file with the same columns.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="The CSV file to write.  [default: TABLE-predictions.csv]", dir_okay=False)
+    ] = None,
+) -> None:
+    """Predict the rows of a table with a model of `bisls fit`; where the target is there, say how good it was.
+
+    Example: bisls predict out/houses new.csv --out predicted.csv
+    """
+    from bisls.tables.command import predict_command
+
+    raise typer.Exit(predict_command(model, table, out or Path(f"{table.stem}-predictions.csv")))
 
 
 @app.command()

@@ -37,7 +37,8 @@ def pins(name: str) -> dict[str, str]:
 
 def test_the_oldest_versions_that_are_tested_are_those_that_are_promised():
     extras = PROJECT["optional-dependencies"]
-    asked = [*PROJECT["dependencies"], *extras["cli"], *extras["tensorboard"], *extras["dask"]]
+    asked = [*PROJECT["dependencies"], *extras["cli"], *extras["tensorboard"], *extras["dask"], *extras["sklearn"]]
+    asked += extras["tables"][1:]  # beside bisls[cli]
     oldest = pins("constraints-oldest.txt")
     for requirement in asked:
         name, bound = re.match(r"([\w-]+)>=([\d.]+)", requirement).groups()

@@ -400,7 +400,7 @@ def test_lists_name_everything():
 
 
 def test_every_command_has_help_with_examples():
-    for command in ("demo", "list", "data", "reproduce", "report", "sensitivity", "bench"):
+    for command in ("demo", "list", "data", "reproduce", "report", "fit", "predict", "sensitivity", "bench"):
         result = invoke(command, "--help")
         assert result.exit_code == 0
         assert f"bisls {command}" in re.sub(r"\s+", " ", result.output), command

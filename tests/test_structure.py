@@ -51,6 +51,7 @@ ORDER = [
     "lower",
     "hypergrad",
     "check",
+    "folds",
     "response",
     "parts",
     "trend",
@@ -77,9 +78,12 @@ ORDER = [
     "optim",
     "data",
     "tasks",
+    "_names",
+    "sklearn",
     "demo",
     "experiments",
     "report",
+    "tables",
     "console",
     "__main__",
 ]
@@ -136,8 +140,33 @@ def test_only_the_evaluators_call_autograd():
 
 
 def test_public_names_are_reexported_without_logic():
-    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    tree = ast.parse((PACKAGE / "_names.py").read_text())
     assert all(isinstance(node, ast.ImportFrom | ast.Expr) for node in tree.body)
+
+
+ASKED = """
+import sys, bisls
+assert "torch" not in sys.modules, "the package"
+from bisls.sklearn import GroupRidgeCV
+GroupRidgeCV().fit([[1.0, 2], [2, 1], [3, 5], [1, 1], [4, 4], [0, 1]], [1, 2, 3, 4, 5, 6.0])
+assert "torch" not in sys.modules, "an estimator"
+from bisls.fit import FitError
+import bisls.sensitivity
+from bisls import optim, BiSLS
+assert callable(bisls.fit) and callable(bisls.sensitivity)
+assert bisls.fit.__module__ == "bisls.fit" and bisls.optim is optim and bisls.BiSLS is BiSLS
+assert bisls.steps.Armijo is bisls.Armijo  # rooms that came with the names, as before
+assert {"BiSLS", "fit", "__version__"} <= set(dir(bisls))
+from bisls import *
+assert fit is bisls.fit and Tangent is bisls.Tangent
+for name in ("nonsense", "_nonsense", "__wrapped__"):
+    assert not hasattr(bisls, name), name
+"""
+
+
+def test_names_come_when_they_are_asked_for_and_torch_with_them():
+    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_one_version():

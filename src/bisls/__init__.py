@@ -1,76 +1,43 @@
 """bisls: optimisation whose step sizes set themselves. Two losses and no learning rates."""
 
-from bisls import optim as optim
-from bisls import tasks as tasks
+import sys as _sys
+from importlib import import_module as _import
+from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING
+from typing import Any as _Any
+
 from bisls._version import __version__ as __version__
-from bisls.bounds import Bounds as Bounds
-from bisls.bounds import Box as Box
-from bisls.bounds import Simplex as Simplex
-from bisls.callbacks import Averaged as Averaged
-from bisls.callbacks import Callback as Callback
-from bisls.callbacks import EarlyStopping as EarlyStopping
-from bisls.callbacks import Evaluate as Evaluate
-from bisls.callbacks import JSONLines as JSONLines
-from bisls.callbacks import TensorBoard as TensorBoard
-from bisls.check import HypergradientReport as HypergradientReport
-from bisls.check import check_hypergradient as check_hypergradient
-from bisls.checkpoint import Checkpoint as Checkpoint
-from bisls.checkpoint import CheckpointError as CheckpointError
-from bisls.directions import LBFGS as LBFGS
-from bisls.directions import Adam as Adam
-from bisls.directions import Denoised as Denoised
-from bisls.directions import Direction as Direction
-from bisls.directions import Heading as Heading
-from bisls.directions import Steepest as Steepest
-from bisls.fit import FitError as FitError
-from bisls.fit import Interrupted as Interrupted
-from bisls.fit import fit as fit
-from bisls.hypergrad import Hypergradient as Hypergradient
-from bisls.hypergrad import Implicit as Implicit
-from bisls.hypergrad import Lookahead as Lookahead
-from bisls.hypergrad import StochasticNeumann as StochasticNeumann
-from bisls.hypergrad import Unrolled as Unrolled
-from bisls.hypergrad import hypergradient as hypergradient
-from bisls.line import Line as Line
-from bisls.linear import CG as CG
-from bisls.linear import Dense as Dense
-from bisls.linear import Direct as Direct
-from bisls.linear import Identity as Identity
-from bisls.linear import Neumann as Neumann
-from bisls.linear import Solution as Solution
-from bisls.methods import Alternating as Alternating
-from bisls.methods import BiSLS as BiSLS
-from bisls.methods import BiSPS as BiSPS
-from bisls.oracle import Cost as Cost
-from bisls.oracle import Oracle as Oracle
-from bisls.problem import Bilevel as Bilevel
-from bisls.record import History as History
-from bisls.record import Record as Record
-from bisls.response import Frozen as Frozen
-from bisls.response import GradientSteps as GradientSteps
-from bisls.response import Ray as Ray
-from bisls.response import Rerun as Rerun
-from bisls.response import Resampled as Resampled
-from bisls.response import Response as Response
-from bisls.response import Scene as Scene
-from bisls.response import Tangent as Tangent
-from bisls.sensitivity import SensitivityReport as SensitivityReport
-from bisls.sensitivity import sensitivity as sensitivity
-from bisls.solver import Solver as Solver
-from bisls.solver import SolverError as SolverError
-from bisls.status import Status as Status
-from bisls.steps import Armijo as Armijo
-from bisls.steps import Backtrack as Backtrack
-from bisls.steps import Constant as Constant
-from bisls.steps import Curvature as Curvature
-from bisls.steps import Decay as Decay
-from bisls.steps import DecreasingPolyak as DecreasingPolyak
-from bisls.steps import Envelope as Envelope
-from bisls.steps import Grow as Grow
-from bisls.steps import Interpolate as Interpolate
-from bisls.steps import Keep as Keep
-from bisls.steps import Memory as Memory
-from bisls.steps import Polyak as Polyak
-from bisls.steps import Restart as Restart
-from bisls.steps import Step as Step
-from bisls.steps import StepRule as StepRule
+
+if TYPE_CHECKING:
+    from bisls._names import *  # noqa: F403
+
+# The names come from `_names` when the first of them is asked for, and with them torch: `bisls.sklearn` and the command
+# do without it.
+
+
+def __getattr__(name: str) -> _Any:
+    if name.startswith("_") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    names = _import("bisls._names")
+    if name == "__all__":
+        return [one for one in vars(names) if not one.startswith("_")]
+    for place in (vars(names), globals()):  # the second has the modules that came with the first
+        if name in place:
+            return place[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *vars(_import("bisls._names"))})
+
+
+class _Package(_ModuleType):
+    """`fit` and `sensitivity` are functions and modules: the package has the functions, whatever is imported first."""
+
+    def __setattr__(self, name: str, value: _Any) -> None:
+        if name in ("fit", "sensitivity") and isinstance(value, _ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+_sys.modules[__name__].__class__ = _Package

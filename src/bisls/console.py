@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,15 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Column, Table
 
 from bisls import tasks
 from bisls._files import write_whole
-from bisls.data import DataError, fetch
+from bisls.data import DATASETS, DataError, fetch, where
 from bisls.directions import Steepest
 from bisls.experiments import NAMES, Figure, Plan, Store, figure, reproduce
 from bisls.experiments.base import Config, RunRecord
+from bisls.interrupts import stopped_alike
 from bisls.methods import Alternating, BiSLS, BiSPS
 from bisls.outcome import Judgement, Outcome
 from bisls.progress import Sweep
@@ -86,6 +86,30 @@ class Display:
         self.console.print(f"[red]{escape(figure.name)} is left out:[/] {escape(reason)}")
 
 
+def show_data(console: Console) -> None:
+    """The data sets, and where they are."""
+    table = Table("name", "rows x features", Column("where", overflow="fold"), "to get it")
+    for name, dataset in DATASETS.items():
+        try:
+            paths = where(name)
+            place = "not here" if paths is None else str(paths[0] if len(paths) == 1 else paths[0].parent)
+        except DataError as error:
+            paths, place = None, str(error)
+        table.add_row(
+            name, f"{dataset.rows:,} x {dataset.features}", escape(place), "" if paths else f"bisls data {name}"
+        )
+    console.print(table)
+
+
+def show_figures(console: Console) -> None:
+    """The figures, what they are about, and which data they need."""
+    table = Table("figure", "about", "data", box=None)
+    for name in NAMES:
+        one = figure(name)
+        table.add_row(name, one.title, ", ".join(one.data) or "none")
+    console.print(table)
+
+
 def chosen_figures(names: Sequence[str]) -> list[Figure]:
     """The figures of these names, or all of them."""
     for name in names:
@@ -128,24 +152,6 @@ def run_reproduce(
     with display.progress, stopped_alike():
         outcomes = reproduce(figures, plan, Store(out / "runs"), display, jobs, backend)
     return outcomes, display
-
-
-@contextmanager
-def stopped_alike() -> Iterator[None]:
-    """SIGTERM stops as Ctrl-C does: workers are ended, what is finished is kept, and the message says how to go on."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not in the main thread: nothing to arrange
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def write_page(out: Path) -> tuple[Path, tuple[Outcome, ...]]:

@@ -44,3 +44,21 @@ def noted_signals() -> Iterator[list[str]]:
     finally:
         for own, handler in list(before.items()):
             signal.signal(own, handler)
+
+
+@contextmanager
+def stopped_alike() -> Iterator[None]:
+    """SIGTERM stops as Ctrl-C does: workers are ended, what is finished is kept, and the message says how to go on."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not in the main thread: nothing to arrange
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -113,6 +113,10 @@ class LowerGraph:
         )
         return None if held is None else (~held).to(self.grad.dtype)
 
+    def freed(self, v: Tensor) -> Tensor:
+        """A vector like y with 0 where y sits on a bound."""
+        return v if self._free is None else v * self._free
+
     @cached_property
     def hessian(self) -> Operator:
         """The Hessian ``g_yy``: call it with a vector like y for their product."""

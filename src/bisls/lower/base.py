@@ -286,6 +286,13 @@ def stepped(y: Tensor, direction: Tensor, t: float) -> Tensor:
     return torch.add(y, direction, alpha=-t) if t < FAR else y - t * direction  # the first refuses what overflows
 
 
+def freed(oracle: Oracle, grad: Tensor, y: Tensor) -> Tensor:
+    """The gradient with 0 where y sits on a bound that a step would cross: nothing moves there, so no slope counts."""
+    bounds = oracle.problem.lower_bounds
+    held = None if bounds is None else bounds.held(y, grad, oracle.problem.y)
+    return grad if held is None else grad.masked_fill(held, 0.0)
+
+
 def moved(oracle: Oracle, y: Tensor, direction: Tensor, t: float) -> Tensor:
     """``y - t direction``, inside the bounds of y."""
     point, bounds = stepped(y, direction, t), oracle.problem.lower_bounds

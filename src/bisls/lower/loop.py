@@ -15,7 +15,7 @@ from bisls.directions.base import Direction, Heading
 from bisls.directions.steepest import Steepest
 from bisls.line import Line
 from bisls.linear.base import LinearSolver
-from bisls.lower.base import FAR, Lowered, LowerPart, State, TraceStep, lower_line, moved, stepped
+from bisls.lower.base import FAR, Lowered, LowerPart, State, TraceStep, freed, lower_line, moved, stepped
 from bisls.oracle import LowerPoint, Oracle
 from bisls.states import Fields, Number, counter, flat
 from bisls.status import Status, worst
@@ -168,16 +168,17 @@ class _Run:
         y = before = self._last_iterate(y)
         for i, batch in enumerate(batches):
             here = oracle.lower(batch, y, self.replay)
-            search = move = here.grad
+            grad = freed(oracle, here.grad, y)
+            search = move = grad
             square = dot(search, search)
             slope, step = -square, None
             if isfinite(square):
                 if not plain:
-                    heading = direction.head(here.grad, y, self.heading_state)
+                    heading = direction.head(grad, y, self.heading_state)
                     if scheduled and heading.unsearched is not None:
                         heading = heading.unsearched
                     search, move = heading.search, heading.move
-                    slope = -dot(here.grad, search)
+                    slope = -dot(grad, search)
                 step = rule.blind(slope, self.k, self.memory)
             if not isfinite(square) or (step is None and not isfinite(here.value)):
                 # the step before led here, or the batch is bad: back to where the loss was finite
@@ -200,7 +201,8 @@ class _Run:
             y = moved(oracle, y, move, size)
             if self.following is not None:
                 seen = self.following.sees(last + 1 - i)
-                back = self._back(heading, move, size, before, y) if seen else None
+                moves = None if grad is here.grad else grad == here.grad
+                back = self._back(heading, move, size, before, y, moves) if seen else None
                 self.trace.append(TraceStep(before if seen else None, batch, here.moment, back, size))
             short = plain and size * self.last <= FAR and vector.alike  # too short to lead out of the finite numbers
             if not short and not vector.holds(y):
@@ -222,7 +224,7 @@ class _Run:
         """One Newton step on g, if it lowers g: the loop has left y too far behind."""
         vector = self.oracle.problem.y
         graph = self.oracle.lower_graph(batch)
-        y = moved(self.oracle, self.y, linear.solve(graph.hessian, graph.grad, {}).z, 1.0)
+        y = moved(self.oracle, self.y, linear.solve(graph.hessian, graph.freed(graph.grad), {}).z, 1.0)
         if not vector.holds(y):
             return
         self.checks += 1
@@ -261,14 +263,21 @@ class _Run:
             self.promised -= step.size * slope
 
     def _back(
-        self, heading: Heading | None, move: Tensor, size: float, before: Tensor, after: Tensor
+        self,
+        heading: Heading | None,
+        move: Tensor,
+        size: float,
+        before: Tensor,
+        after: Tensor,
+        moves: Tensor | None,
     ) -> Derivative | None:
-        """The derivative of the step just taken."""
+        """The derivative of the step just taken; ``moves`` says which coordinates did not sit on a bound."""
         assert self.following is not None
         back = Plain(size) if heading is None else heading.back(size, self.following)
         if back is None or self.oracle.problem.lower_bounds is None:
             return back
-        return Within(back, after == stepped(before, move, size))
+        free = after == stepped(before, move, size)
+        return Within(back, free if moves is None else free & moves)
 
     def _choose(self, here: LowerPoint, batch: Any, y: Tensor, search: Tensor, slope: float) -> Step:
         line = lower_line(self.oracle, here, batch, slope, lambda t: moved(self.oracle, y, search, t), self.k)

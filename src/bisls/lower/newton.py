@@ -63,21 +63,20 @@ class Newton(LowerPart):
         vector.write_(y)
         for _ in range(self.iters):
             graph = oracle.lower_graph(batch, replay)
-            length = norm(graph.grad)
+            grad = graph.freed(graph.grad)
+            length = norm(grad)
             if not length < inf:
                 break
             best, smallest, stalled = (y, length, 0) if length < smallest else (best, smallest, stalled + 1)
             if length == 0.0 or stalled >= STALLED:
                 break
-            solution = linear.solve(graph.hessian, graph.grad, {})
+            solution = linear.solve(graph.hessian, grad, {})
             d = solution.z
-            if solution.status is Status.NEGATIVE_CURVATURE or dot(d, graph.grad) <= 0:
-                heading = LBFGS().head(graph.grad, y, quasi)
+            if solution.status is Status.NEGATIVE_CURVATURE or dot(d, grad) <= 0:
+                heading = LBFGS().head(grad, y, quasi)
                 d, quasi = heading.search, heading.state
             here = y
-            line = lower_line(
-                oracle, graph, batch, -dot(graph.grad, d), lambda t, y=here, d=d: moved(oracle, y, d, t), None
-            )
+            line = lower_line(oracle, graph, batch, -dot(grad, d), lambda t, y=here, d=d: moved(oracle, y, d, t), None)
             step = self.search.choose(line, Memory())
             steps, checks = steps + 1, checks + step.checks
             # where values can't tell any more, a full Newton step still shrinks the gradient: the gradient judges it above

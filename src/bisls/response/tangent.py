@@ -33,7 +33,8 @@ class Tangent(Response):
     The prediction is a linear one and may be believed too far. At the step chosen the lower gradient is compared with what
     it should be there, ``grad_y g + t (g_yy u - g_yx d)``; where they differ by more than ``theta t ||g_yx d||`` the step is
     shortened (the remainder is of second order, so by theta over the ratio seen). Steps that the last such comparison
-    covers with room to spare are not compared again. After the step y is at yhat, where the next lower loop begins.
+    covers with room to spare are not compared again. Coordinates of y on a bound neither move nor are compared. After the step y
+    is at yhat, where the next lower loop begins.
 
     Args:
         theta: How far the lower gradient may be from its prediction, relative to the change that x causes; positive.
@@ -99,7 +100,7 @@ class Tangent(Response):
                 change = graph.grad - there.grad
                 # a change at the level of rounding shows nothing; what the gradient is made of may be larger than itself
                 if isfinite(there.value) and norm(change) > 1e3 * there.eps * (norm(graph.grad) + norm(there.grad)):
-                    return change / t
+                    return graph.freed(change / t)  # what sits on a bound does not follow
         return graph.mixed_transposed(d)
 
     def _trusted(
@@ -130,7 +131,7 @@ class Tangent(Response):
             if oracle.problem.x.holds(x_t) and y.holds(y_t):
                 oracle.problem.x.write_(x_t)
                 there = oracle.lower(graph.batch, y_t, replay=graph.moment)
-                far = norm(there.grad - graph.grad - t * drift)
+                far = norm(graph.freed(there.grad - graph.grad - t * drift))
             ratio = far / (t * change) if t * change > 0 else float("inf")
             if far <= max(self.theta * t * change, unseen):
                 known = isfinite(ratio) and t * length > 0

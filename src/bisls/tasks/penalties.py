@@ -42,7 +42,8 @@ def logistic_penalties(
     0.0766 if they stay where the sigmoid is not flat, and at up to 0.084 if they do not.
 
     `exact` solves the lower problem by Newton's method, with a Hessian as wide as there are features. ``metrics()`` holds the
-    accuracy of the present w on the test part, if there is one.
+    accuracy and the loss of the present w on the test part, if there is one. A free penalty a feature fits the validation part:
+    the loss on the test part says what it is worth.
 
     Args:
         train: ``(features, labels)`` of the lower loss, arrays or tensors: n x d numbers, used as they are, and n labels 0 or 1.
@@ -71,7 +72,7 @@ def logistic_penalties(
             some = ", ".join(f"{value:g}" for value in found[:5]) + (", ..." if len(found) > 5 else "")
             raise ValueError(f"`{call}({name}=...)`: labels must be 0 or 1, got {some}")
 
-    parts = _parts(call, train, validation, test, _breast_cancer, dtype, labels)
+    parts = _parts(call, train, validation, test, breast_cancer, dtype, labels)
     held_out = parts[2]
 
     def fit_loss(scores: Tensor, truth: Tensor) -> Tensor:
@@ -83,7 +84,11 @@ def logistic_penalties(
     def metrics(w: Tensor) -> dict[str, float]:
         if held_out is None:
             return {}
-        return {"accuracy": float(((held_out[0] @ w > 0) == (held_out[1] > 0.5)).double().mean())}
+        scores = held_out[0] @ w
+        return {
+            "accuracy": float(((scores > 0) == (held_out[1] > 0.5)).double().mean()),
+            "test_loss": float(fit_loss(scores, held_out[1])),
+        }
 
     sizes = (batch_size, lower_batch_size)
     return _task(call, parts, penalty, fit_loss, solve, metrics, seed, sizes)
@@ -233,7 +238,8 @@ def _parts(
     return first, checked("validation", validation, columns), held_out
 
 
-def _breast_cancer(call: str) -> list[tuple[Any, Any]]:
+def breast_cancer(call: str) -> list[tuple[Any, Any]]:
+    """Training, validation and test part of scikit-learn's breast cancer set."""
     datasets = _sklearn_datasets(call)
     return _split(*datasets.load_breast_cancer(return_X_y=True))
 

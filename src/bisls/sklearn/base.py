@@ -1,0 +1,272 @@
+"""What the estimators share: reading a table, tuning penalties, coefficients in the user's units."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from math import inf
+from numbers import Integral, Real
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy import sparse
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import KFold, StratifiedKFold, check_cv
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from threadpoolctl import threadpool_limits
+
+from bisls._check import shown
+from bisls.sklearn.columns import Columns
+from bisls.sklearn.lower import Array, Loss, Rows
+from bisls.sklearn.tuning import Exact, Search, Tuned, choose, path
+
+FEW = 1000  # coefficients, or rows if they are fewer, up to which lower problems are solved by factors
+DENSE = 2 * 10**8  # numbers up to which a sparse table is made dense
+NARROW = 600  # columns up to which BLAS is given one thread: more of them would wait for each other
+
+
+@dataclass(frozen=True)
+class Standard:
+    """Columns moved to mean 0 and divided by their standard deviation, and the way back."""
+
+    mean: Array
+    scale: Array
+
+    @staticmethod
+    def of(X: Any, s: Array, centred: bool, scaled: bool) -> Standard:
+        """The weighted moments of the columns; a constant column is not scaled."""
+        weight = s.sum()
+        mean = np.asarray(X.T @ s).ravel() / weight
+        if sparse.issparse(X):
+            square = np.asarray(X.multiply(X).T @ s).ravel() / weight
+            variance = square - mean**2 if centred else square
+        else:
+            variance = np.asarray(((X - mean) ** 2 if centred else X**2).T @ s).ravel() / weight
+        size = np.sqrt(np.maximum(variance, 0.0))
+        top = np.abs(X).max(axis=0)
+        top = np.asarray(top.todense() if sparse.issparse(top) else top, dtype=float).ravel()
+        scale = np.where(size > 10 * np.finfo(float).eps * top, size, 1.0)
+        return Standard(mean if centred else np.zeros_like(mean), scale if scaled else np.ones_like(scale))
+
+    def applied(self, X: Any) -> Array:
+        """The table, dense."""
+        dense = X.toarray() if sparse.issparse(X) else X
+        return np.asarray((dense - self.mean) / self.scale, dtype=float)
+
+    def back(self, w: Array, intercept: bool) -> tuple[Array, Array]:
+        """Coefficients (a row a class) and intercepts in the user's units."""
+        slopes = (w[:-1] if intercept else w) / self.scale[:, None]
+        constant = w[-1] - self.mean @ slopes if intercept else np.zeros(w.shape[1])
+        return slopes.T, constant
+
+
+class GroupCV(BaseEstimator):
+    """A linear model whose penalties are tuned by groups of columns; see its subclasses."""
+
+    _classifies: ClassVar[bool] = False
+    _solvers: ClassVar[tuple[str, ...]] = ("auto", "exact", "bisls")
+
+    def __init__(
+        self,
+        groups: Any = None,
+        *,
+        penalty_factors: Any = None,
+        spread: Any = "auto",
+        cv: Any = 5,
+        solver: str = "auto",
+        fit_intercept: bool = True,
+        standardize: bool = True,
+        tol: float = 1e-6,
+        max_iter: int = 100,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+    ):
+        self.groups = groups
+        self.penalty_factors = penalty_factors
+        self.spread = spread
+        self.cv = cv
+        self.solver = solver
+        self.fit_intercept = fit_intercept
+        self.standardize = standardize
+        self.tol = tol
+        self.max_iter = max_iter
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # --- what subclasses say
+
+    def _targets(self, y: Any, s: Array) -> tuple[Array, Array, Loss]:
+        """The targets as the loss has them, the weights, and the loss."""
+        raise NotImplementedError
+
+    def _scale(self, value: float) -> float:
+        """What divides the loss where it meets the prior."""
+        return 1.0
+
+    def _unit(self) -> float:
+        """What a loss of the engine is multiplied by for the user."""
+        return 1.0
+
+    def _keep(self, coef: Array, intercept: Array, dtype: Any) -> None:
+        """Set ``coef_`` and ``intercept_``."""
+        raise NotImplementedError
+
+    def _engine(self, loss: Loss, rows: Rows, columns: Columns) -> Any:
+        """What tunes the penalties."""
+        grouping = columns.grouping(self.fit_intercept)
+        solver = self.solver
+        if solver == "auto":
+            # with one output, more columns than rows are solved by the rows
+            size = min(rows.X.shape) if loss.outputs == 1 else rows.X.shape[1] * loss.outputs
+            few = size <= FEW or "bisls" not in self._solvers
+            solver = "exact" if few else "bisls"
+        search = Search(self.tol, self.max_iter)
+        if solver == "exact":
+            return Exact(loss, rows, grouping, search)
+        from bisls.sklearn.batched import Batched  # torch comes with it
+
+        return Batched(loss, rows, grouping, search)
+
+    # --- fit
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Tune the penalties by cross-validation, and fit the coefficients on all rows.
+
+        Args:
+            X: The table: an array, a data frame or a sparse matrix, without missing values.
+            y: The target.
+            sample_weight: A weight a row, at least 0; None for 1 each. It weighs the loss of training and of held-out rows.
+
+        Returns:
+            The estimator itself.
+        """
+        self._check()
+        X, y = validate_data(
+            self,
+            X,
+            y,
+            accept_sparse=["csr", "csc"],
+            dtype=[np.float64, np.float32],
+            y_numeric=not self._classifies,
+            ensure_min_samples=2,
+        )
+        dtype = X.dtype
+        s = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True), dtype=float)
+        if not s.sum() > 0:
+            raise ValueError(f"`{type(self).__name__}.fit(sample_weight=...)`: at least one weight must be positive")
+        targets, s, loss = self._targets(y, s)
+        columns = self._columns(X.shape[1])
+        if sparse.issparse(X) and X.shape[0] * X.shape[1] > DENSE:
+            raise ValueError(
+                f"`{type(self).__name__}.fit(X=...)`: a sparse table of {X.shape[0]:,} x {X.shape[1]:,} would have "
+                f"{X.shape[0] * X.shape[1]:,} numbers when made dense; at most {DENSE:,} are"
+            )
+        X64 = X.astype(np.float64)
+        standard = Standard.of(X64, s, centred=self.fit_intercept, scaled=self.standardize)
+        table = standard.applied(X64)
+        if self.fit_intercept:
+            table = np.column_stack([table, np.ones(len(table))])
+        rows = Rows(table, targets, s)
+        splits = self._splits(X, y)
+        with threadpool_limits(1 if table.shape[1] <= NARROW else None, user_api="blas"):
+            engine = self._engine(loss, rows, columns)
+            tuned = self._tune(engine, splits, columns)
+            fitted = engine.fitted(tuned.theta)
+        self._tell(tuned, columns, fitted.closed)
+        coef, intercept = standard.back(fitted.w, self.fit_intercept)
+        self._keep(coef.astype(dtype, copy=False), intercept.astype(dtype, copy=False), dtype)
+        return self
+
+    def _check(self) -> None:
+        """Refuse parameters that can't be meant."""
+
+        def refuse(name: str, rule: str) -> ValueError:
+            value = getattr(self, name)
+            return ValueError(f"`{type(self).__name__}({name}={shown(value)})`: {name} {rule}")
+
+        def number(value: Any) -> bool:
+            return isinstance(value, Real) and not isinstance(value, bool)
+
+        if not (self.spread == "auto" if isinstance(self.spread, str) else number(self.spread) and self.spread >= 0):
+            raise refuse("spread", 'must be "auto" or a number of at least 0 (inf: no prior)')
+        if self.solver not in self._solvers:
+            *most, last = (f'"{name}"' for name in self._solvers)
+            raise refuse("solver", f"must be {', '.join(most)} or {last}")
+        if not (number(self.tol) and 0 < self.tol < inf):
+            raise refuse("tol", "must be positive")
+        if not (isinstance(self.max_iter, Integral) and not isinstance(self.max_iter, bool) and self.max_iter >= 1):
+            raise refuse("max_iter", "must be a whole number of at least 1")
+
+    def _columns(self, count: int) -> Columns:
+        names = getattr(self, "feature_names_in_", None)
+        return Columns.read(type(self).__name__, count, names, self.groups, self.penalty_factors)
+
+    def _splits(self, X: Any, y: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+        cv = self.cv
+        if isinstance(cv, Integral) and not isinstance(cv, bool) and self.random_state is not None:
+            kind = StratifiedKFold if self._classifies else KFold
+            seed = check_random_state(self.random_state).randint(2**31 - 1)
+            cv = kind(int(cv), shuffle=True, random_state=seed)
+        found = list(check_cv(cv, y, classifier=self._classifies).split(X, y))
+        made = []
+        for train, held in found:
+            pair = tuple(np.arange(X.shape[0])[at] for at in (train, held))  # masks too
+            if not len(pair[0]) or not len(pair[1]):
+                raise ValueError(
+                    f"`{type(self).__name__}(cv=...)`: every fold needs rows to train on and rows held out"
+                )
+            made.append(pair)
+        if not made:
+            raise ValueError(f"`{type(self).__name__}(cv=...)`: there must be at least one fold")
+        return made
+
+    def _tune(self, engine: Any, splits: Any, columns: Columns) -> Tuned:
+        """One penalty, then one a group where nested folds, or the user, ask for it."""
+        folds = engine.on(splits)
+        shared: Tuned = folds.common()
+        scale, unit = max(self._scale(shared.value), np.finfo(float).tiny), self._unit()
+        spread, self.nested_loss_, self.nested_error_, self.improved_ = 0.0, {}, {}, None
+        if engine.grouping.count > 1:
+            if self.spread == "auto":
+                choice = choose(engine, splits, shared.common, scale, self.n_jobs)
+                spread = choice.spread
+                self.nested_loss_ = {width: unit * loss for width, loss in choice.losses.items()}
+                self.nested_error_ = {width: unit * error for width, error in choice.errors.items()}
+                self.improved_ = spread > 0
+            else:
+                spread = float(self.spread)
+        tuned = shared
+        for width in path(spread):
+            tuned = folds.widened(tuned, width, scale)
+        self.cv_loss_, self.cv_loss_shared_ = unit * tuned.value, unit * shared.value
+        self.spread_ = spread
+        self._closed = folds.closed
+        return tuned
+
+    def _tell(self, tuned: Tuned, columns: Columns, closed: bool) -> None:
+        """The attributes about penalties, and a warning where something did not end by itself."""
+        self.n_iter_ = max(1, tuned.steps)
+        if not (tuned.converged and closed and self._closed):
+            warnings.warn(
+                f"{type(self).__name__} stopped before it converged (max_iter={self.max_iter} upper iterations); increase "
+                "max_iter, or look at columns that are very alike",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        del self._closed
+        self.groups_ = dict(columns.groups)
+        self.group_penalties_ = columns.by_group(tuned.theta)
+        self.penalties_ = columns.grouping(False).penalties(tuned.theta)
+        self.history_ = [dict(entry) for entry in tuned.history]
+
+    def _linear(self, X: Any) -> Any:
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse=["csr", "csc"], dtype=[np.float64, np.float32], reset=False)
+        return X @ np.atleast_2d(self.coef_).T + self.intercept_
