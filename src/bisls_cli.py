@@ -1,7 +1,4 @@
-"""The command `bisls`.
-
-A command imports what it needs when it runs: `--version`, `--help` and completion answer at once.
-"""
+"""The command `bisls`: what a command needs is imported when it runs, so that `--version` and `--help` answer at once."""
 
 from __future__ import annotations
 
@@ -393,8 +390,8 @@ def main() -> None:
     try:
         app()
     except ImportError as error:
+        # typer and rich came with something else, the rest of the extra did not
         if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("bisls"):
-            # typer and rich came with something else, the rest of the extra did not
             sys.exit(f"this command needs {error.name.split('.')[0]}: pip install 'bisls[cli]'")
         if "pip install" in str(error):  # the library says what is missing and how to get it
             sys.exit(str(error))

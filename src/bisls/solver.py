@@ -18,7 +18,7 @@ from bisls.batches import Sample
 from bisls.directions.base import Direction
 from bisls.hypergrad.base import Hypergradient, HypergradientMethod
 from bisls.linear.base import LinearSolver
-from bisls.lower import Began, Ended, Lowered
+from bisls.lower import Ended, begin
 from bisls.oracle import Oracle
 from bisls.paced import Paced
 from bisls.parts import check_together, lower_part, part
@@ -205,9 +205,7 @@ class Solver:
         self._estimated = None
         if Status.NON_FINITE in (record.upper_status, record.lower_status):
             self._failures += 1
-        elif self._failures and self._moved(
-            *good
-        ):  # from the same point as before it only leads to where the others failed
+        elif self._failures and self._moved(*good):  # the same point only leads to where the others failed
             self._failures = 0
         if self._failures >= self.patience:
             raise SolverError(
@@ -241,12 +239,12 @@ class Solver:
     @torch.no_grad()  # the oracle records what it needs; nothing else does
     def _iterate(self, sample: Sample, x: Tensor, y: Tensor) -> Record:
         with naming_arrays(f"{type(self).__name__}.step", sample.upper, sample.lower.newest):
-            y, began = self._begin(sample, y)
+            y, began = begin(self.oracle, self.lower, sample.lower, y, self.k, self._lower_state)
             following = self.hypergrad.following or self.upper.response.retraces
             lowered = self.lower.descend(self.oracle, sample.lower, y, self.k, began.state, trace=following)
             lowered = replace(lowered, began=began)
             self._lower_state = lowered.state
-            self._estimated = estimate = self._estimate(sample, lowered)
+            self._estimated = estimate = self.hypergrad.after(self.oracle, sample, lowered, self._hypergrad_state)
         ended = Ended.at(self.oracle, sample.lower, estimate.graph)
         record = Record(
             k=self.k,
@@ -320,31 +318,10 @@ class Solver:
         if view.hypergrad is self.hypergrad and view.lower is self.lower:
             return
         if self.k > 0:
-            logger.info(
-                "at k = %d: y is trained here rather than solved for; from now on the %s view", self.k, view.name
-            )
+            logger.info("at k = %d: y is trained rather than solved for; from now on the %s view", self.k, view.name)
         self._lower_state = self._lower_state if view.lower is self.lower else {}
         self.lower, self.hypergrad, self.upper = view.lower, view.hypergrad, view.upper
         self._upper_state, self._hypergrad_state = {}, {}
-
-    def _begin(self, sample: Sample, y: Tensor) -> tuple[Tensor, Began]:
-        """Where the lower steps begin: at the present y, or anew where the problem says so."""
-        moment, batch = self.problem.moment(), sample.lower.newest
-        if self.problem.lower_start is None:
-            return y, Began(y, self._lower_state, moment, self.k)
-        start = self.oracle.start(batch)
-        if not self.problem.y.holds(start.y):
-            raise ValueError(
-                "`Bilevel(lower_start=...)` returned numbers that are not finite, or that lower_params can't hold"
-            )
-        self.problem.y.write_(start.y)
-        return self.problem.y.read(), Began(None, self.lower.anew(self._lower_state), moment, self.k, batch)
-
-    def _estimate(self, sample: Sample, lowered: Lowered) -> Hypergradient:
-        method = self.hypergrad
-        if method.following is not None:
-            return method.look_back(self.oracle, sample.upper, lowered, self._hypergrad_state)
-        return method.estimate(self.oracle, sample.upper, sample.estimating(method.several), self._hypergrad_state)
 
     def _go_back(self, record: Record) -> Record:
         """The present point is of no use: return to the last good one, and be more careful from there."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bisls._check import having, settled
 from bisls.agreement import agree_on_parameters
+from bisls.batches import Sample
 from bisls.derivatives import Following
 from bisls.linear.base import LinearSolver, Solution, State
 from bisls.lower import Lowered
@@ -104,6 +105,12 @@ class HypergradientMethod(ABC):
     def look_back(self, oracle: Oracle, upper_batch: Any, lowered: Lowered, state: State) -> Hypergradient:
         """The estimate through the lower steps of the iteration, for a method that says `following`."""
         raise NotImplementedError
+
+    def after(self, oracle: Oracle, sample: Sample, lowered: Lowered, state: State) -> Hypergradient:
+        """The estimate in an iteration whose lower steps were taken: through them, or at the point where they ended."""
+        if self.following is not None:
+            return self.look_back(oracle, sample.upper, lowered, state)
+        return self.estimate(oracle, sample.upper, sample.estimating(self.several), state)
 
     @property
     def view(self) -> str:

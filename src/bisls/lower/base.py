@@ -262,6 +262,32 @@ class LowerPart(ABC):
         return state
 
 
+def begin(
+    oracle: Oracle, part: LowerPart, batches: Minibatches, y: Tensor, k: int, state: State
+) -> tuple[Tensor, Began]:
+    """Where the lower steps of an iteration begin: at the present y, or anew where the problem says so.
+
+    Args:
+        oracle: Knows the problem.
+        part: What will train y.
+        batches: Those of its steps.
+        y: The present one.
+        k: The outer iteration.
+        state: That of the part.
+    """
+    problem = oracle.problem
+    moment, batch = problem.moment(), batches.newest
+    if problem.lower_start is None:
+        return y, Began(y, state, moment, k)
+    start = oracle.start(batch)
+    if not problem.y.holds(start.y):
+        raise ValueError(
+            "`Bilevel(lower_start=...)` returned numbers that are not finite, or that lower_params can't hold"
+        )
+    problem.y.write_(start.y)
+    return problem.y.read(), Began(None, part.anew(state), moment, k, batch)
+
+
 def _known(lowered: Lowered) -> Began:
     assert lowered.began is not None, "the solver says how a lower level began"
     return lowered.began
