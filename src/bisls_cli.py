@@ -280,8 +280,7 @@ def fit_table(
 ) -> None:
     """Fit a table: penalties by group of columns, tuned by nested cross-validation; a model, and a page with a verdict.
 
-    Text columns and missing values are handled, and it is said how. A command that was stopped goes on where it stopped.
-    Exit codes: 0 done (whatever the verdict is), 1 the disk refused, 2 the table can't be used, 130 interrupted.
+    A command that was stopped goes on. Exit codes: 0 done, 1 the disk refused, 2 the table can't be used, 130 interrupted.
 
     Examples:
 
