@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from bisls import tasks
+from bisls import data, tasks
 from bisls._files import write_whole
-from bisls.data import DATASETS, DataError, fetch, where
+from bisls.data import DataError, fetch, where
 from bisls.directions import Steepest
 from bisls.experiments import NAMES, Figure, Plan, Store, figure, reproduce
 from bisls.experiments.base import Config, RunRecord
@@ -89,7 +89,7 @@ class Display:
 def show_data(console: Console) -> None:
     """The data sets, and where they are."""
     table = Table("name", "rows x features", Column("where", overflow="fold"), "to get it")
-    for name, dataset in DATASETS.items():
+    for name, dataset in data.DATASETS.items():
         try:
             paths = where(name)
             place = "not here" if paths is None else str(paths[0] if len(paths) == 1 else paths[0].parent)

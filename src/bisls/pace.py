@@ -26,7 +26,7 @@ ABOVE, CLEARLY = (
     30,
     3.0,
 )  # so many losses in a row above the first one, and their mean by so many times their spread: lost
-CALM, CALMEST = 0.1, 1e-3  # how fast another loss calms the steps, and how much at most
+CALM, CALMEST = 0.1, 0.1  # how fast another loss calms the steps, and how much at most
 DEAD = 10  # so many gradients in a row that are exactly zero, and next to nothing gained: lost as well
 AGAIN = 0.1  # the step to begin anew with, in units of that of the last time
 
@@ -132,7 +132,7 @@ class Pace:
         """One step along a direction with ``<g, d> = square``: its size, the weight of its end, and what follows."""
         squares = self.squares + square
         away = self.distance or self.ceiling * sqrt(square)
-        free = min(self.ceiling, REACH * away / sqrt(squares))
+        free = min(self.ceiling, REACH * away / sqrt(squares)) if squares > 0.0 else 0.0
         size = self.calm * free
         k = self.k + 1
         weight = k * size * size

@@ -182,7 +182,7 @@ class Solver:
         given = step_batch is not None
         self.problem.look_around()
         before = self.oracle.cost.copy()
-        if self._views and self._choice.chosen < 0:
+        if self._views and self._choice.open:
             self._look(self._sample(upper_batch, lower_batches, None, extra_batches))
         sample = self._sample(upper_batch, lower_batches, step_batch, extra_batches)
         x, y = self.problem.x.read(), self.problem.y.read()
@@ -201,7 +201,7 @@ class Solver:
         self.k += 1
         record = replace(record, cost=self.oracle.cost - before)
         if self._views and self._estimated is not None:
-            self._see(self._choice.seen(self._estimated, record.linear_status, sample.lower.several))
+            self._see(self._choice.seen(self._estimated, record.linear_status, sample))
         self._estimated = None
         if Status.NON_FINITE in (record.upper_status, record.lower_status):
             self._failures += 1
@@ -307,10 +307,10 @@ class Solver:
         self._parts = "; ".join(view.identity for view in views)
 
     def _look(self, sample: Sample) -> None:
-        """Before the first iteration: which view it is to be."""
+        """Before an iteration: which view it is to be, where that is open."""
         arrays = naming_arrays(f"{type(self).__name__}.step", sample.upper, sample.lower.newest)
         with self.oracle.unfrozen(), torch.no_grad(), arrays:
-            self._see(self._choice.begun(self.oracle, sample))
+            self._see(self._choice.before(self.oracle, sample))
 
     def _see(self, choice: Choice) -> None:
         """Take the view that was chosen; one that is new begins with what the other knows of y alone."""
@@ -318,7 +318,7 @@ class Solver:
         if view.hypergrad is self.hypergrad and view.lower is self.lower:
             return
         if self.k > 0:
-            logger.info("at k = %d: y is trained rather than solved for; from now on the %s view", self.k, view.name)
+            logger.info("at k = %d: from now on the %s view", self.k, view.name)
         self._lower_state = self._lower_state if view.lower is self.lower else {}
         self.lower, self.hypergrad, self.upper = view.lower, view.hypergrad, view.upper
         self._upper_state, self._hypergrad_state = {}, {}

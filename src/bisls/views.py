@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from bisls.batches import Sample
+from bisls.batches import Sample, fingerprint
 from bisls.hypergrad.base import Hypergradient, HypergradientMethod
 from bisls.linear.cg import CG
 from bisls.lower import LowerPart
 from bisls.oracle import Oracle
 from bisls.paced import Paced
 from bisls.parts import identity
+from bisls.ranks import on_any_rank
 from bisls.states import Fields, Whole
 from bisls.status import Status
 from bisls.upper import Upper
@@ -62,22 +63,46 @@ class Choice:
         chosen: The number of the view; -1 before anybody has looked.
         bent: How many linear solves in a row have met negative curvature.
         shared: How many hypergradients in a row had a large part that does not go through y.
+        first: What tells the first lower batch from another, until the second has been seen; 0 where that says nothing.
+        settled: 1 where nothing more is asked.
     """
 
-    KIND: ClassVar[Fields] = Fields({"chosen": Whole(-1, SHARED), "bent": Whole(), "shared": Whole()})
+    KIND: ClassVar[Fields] = Fields(
+        {name: Whole(-1 if name == "chosen" else 0) for name in ("chosen", "bent", "shared", "first", "settled")}
+    )
 
     chosen: int = -1
     bent: int = 0
     shared: int = 0
+    first: int = 0
+    settled: int = 0
 
-    def begun(self, oracle: Oracle, sample: Sample) -> Choice:
+    @property
+    def open(self) -> bool:
+        """Whether there is something to look at before the next iteration."""
+        return self.chosen < 0 or self.first > 0
+
+    def before(self, oracle: Oracle, sample: Sample) -> Choice:
+        """What to take in the next iteration, where that is open."""
+        return self._begun(oracle, sample) if self.chosen < 0 else self._again(sample)
+
+    def _begun(self, oracle: Oracle, sample: Sample) -> Choice:
         """Before the first iteration: where a few steps of conjugate gradients meet negative curvature, y is a network."""
         with oracle.problem.probing():
             graph = oracle.lower_graph(sample.lower.newest)
             met = LOOK.solve(graph.hessian, graph.grad, {}).status
-        return Choice(TRAINED if met is Status.NEGATIVE_CURVATURE else SOLVED)
+        if met is not Status.NEGATIVE_CURVATURE:
+            return Choice(SOLVED)
+        return Choice(TRAINED, first=0 if sample.lower.several else fingerprint(sample.lower.newest))
 
-    def seen(self, estimate: Hypergradient, linear: Status, several: bool) -> Choice:
+    def _again(self, sample: Sample) -> Choice:
+        """Before the next iteration: where the lower data are one batch for ever, even a network can be solved for, nearly."""
+        if self.first == 0 or sample.lower.several:
+            return self
+        alike = fingerprint(sample.lower.newest) == self.first
+        return Choice(SOLVED, settled=1) if not on_any_rank(not alike)[0] else Choice(TRAINED)
+
+    def seen(self, estimate: Hypergradient, linear: Status, sample: Sample) -> Choice:
         """After an iteration.
 
         Args:
@@ -85,14 +110,16 @@ class Choice:
                 see (a representation); with batches the inverse Hessian of one adds more noise than it tells. Where that part
                 and the rest of h only balance each other (a penalty on x, at its optimum) it says nothing.
             linear: How its linear solves ended.
-            several: Whether the lower data are batches.
+            sample: Its batches.
         """
-        if self.chosen != SOLVED:
+        if self.chosen != SOLVED or self.settled:
             return self
         bent = self.bent + 1 if linear in (Status.NEGATIVE_CURVATURE, Status.DAMPED) else 0
+        several = sample.lower.several
+        if bent >= BENT:
+            return Choice(TRAINED, first=0 if several else fingerprint(sample.lower.newest))
         shared = self.shared + 1 if several and _is_shared(estimate) else 0
-        chosen = TRAINED if bent >= BENT else SHARED if shared >= BENT else SOLVED
-        return Choice(chosen, bent, shared)
+        return Choice(SHARED if shared >= BENT else SOLVED, bent, shared)
 
     def packed(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint."""

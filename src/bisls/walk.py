@@ -100,11 +100,12 @@ class Walk:
 
     def learn(self, gradient: Tensor) -> tuple[Walk, Scaled]:
         """The squares of a gradient join the mean; the gradient in the metric."""
-        if self.unit and self.pace.outlying(dot(gradient, gradient) / self.unit**2):
+        size = norm(gradient)
+        if self.unit and self.pace.outlying((size / self.unit) ** 2):
             begun = replace(Walk.begin(self.point), start=self.start, pace=self.pace.forgotten())
             return begun.learn(gradient)
-        unit = self.unit or (norm(gradient) / sqrt(gradient.numel()) or 1.0)
-        length = dot(gradient, gradient) / unit**2
+        unit = self.unit or (size / sqrt(gradient.numel()) or 1.0)
+        length = (size / unit) ** 2
         usual = self.pace.usual(length)
         tamed = unit * (sqrt(length / usual) if usual > 0 else 1.0)
         own, seen = gradient / tamed, self.seen + 1
