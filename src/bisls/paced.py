@@ -74,6 +74,8 @@ class Paced:
             worse = 0.0 if oracle.problem.lower_start is None else WORSE
             walk, checks = walk.voted(estimate.value, scene.value(walk.average), worse), 1
         walk, scaled = walk.learn(gradient)
+        if walk.pace.ceiling == 0.0:  # the first gradients were forgotten: the scale is looked for again
+            opening = looked = True
         if scaled.square <= 0.0:
             return scene.stay(walk.died(estimate.value), mean, found, Status.STATIONARY, checks)
         if opening:
