@@ -52,9 +52,22 @@ class Following:
     floor: float = 0.0
     last: int | None = None
 
+    @staticmethod
+    def of(trace: Following | bool) -> Following | None:
+        """What somebody who asks for a trace wants: True is what is usual, False nothing."""
+        return Following() if trace is True else trace or None
+
     def sees(self, left: int) -> bool:
         """Whether a step is looked through when so many, itself among them, are left."""
         return self.last is None or left <= self.last
+
+
+def floored(scale: Tensor, floor: float) -> Tensor:
+    """The scaling of one tensor with a floor: so much of its mean, in the square."""
+    if floor == 0.0:
+        return scale
+    squares = scale.square()
+    return (squares + floor**2 * squares.mean()).sqrt_()
 
 
 class Derivative(ABC):
@@ -97,12 +110,10 @@ class Squares:
     Args:
         b2: How long they are remembered.
         by_square: The derivative of y' by V'.
-        root: The corrected root of V', which ``by_square`` divides by.
     """
 
     b2: float
     by_square: Tensor
-    root: Tensor
 
 
 @dataclass(frozen=True)

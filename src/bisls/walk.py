@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bisls.derivatives import floored
 from bisls.pace import B2, SHARE, WORSE, Pace
 from bisls.states import Number, counter, flat
 from bisls.vector import Vector, dot, norm
@@ -37,12 +38,7 @@ class Scaled:
 
     def floored(self, vector: Vector, floor: float) -> Tensor:
         """The scaling with a floor: so much of its mean over each tensor, in the square."""
-        if floor == 0.0:
-            return self.scale
-        found = self.scale.square()
-        for part in vector.split(found):
-            part.add_(floor**2 * part.mean())
-        return found.sqrt_()
+        return vector.join([floored(part, floor) for part in vector.split(self.scale)])
 
 
 @dataclass(frozen=True)

@@ -70,18 +70,16 @@ class Adam(Direction):
                 if not following.squares:  # it would hold two more vectors
                     return Momentum(d, b1, 1 - b1, 1.0 - through, through)
                 root = scale - self.eps
-                squares = Squares(b2, size * moved / scale / (2 * correction[1] * root), root)
+                squares = Squares(b2, size * moved / scale / (2 * correction[1] * root))
                 return Momentum(d, b1, 1 - b1, 1.0 - through, through, squares=squares)
 
             return made
 
-        plain = Heading(search, search, kept, scale=lambda: 1.0 / scale, derivative=derivative(search, 0.0))
+        plain = Heading(search, search, kept, derivative=derivative(search, 0.0))
         if b1 == 0:
             return plain
         move = m / correction[0] / scale
-        momentum = Heading(
-            search, move, kept, scale=lambda: (1 - b1) / correction[0] / scale, derivative=derivative(move, 1.0)
-        )
+        momentum = Heading(search, move, kept, derivative=derivative(move, 1.0))
         if not self.search_momentum:
             return momentum
         if torch.dot(gradient, move).item() > 0:

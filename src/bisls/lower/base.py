@@ -100,6 +100,12 @@ class Lowered:
     trace: tuple[TraceStep, ...] = field(default=(), repr=False)
     began: Began | None = field(default=None, repr=False)
 
+    @property
+    def beginning(self) -> Began:
+        """How it began, where somebody is to repeat it: a solver has said so."""
+        assert self.began is not None
+        return self.began
+
     def rose(self, oracle: Oracle, batches: Minibatches, ended: Ended, start: Tensor) -> bool:
         """Whether the loss ended above where it began by more than can be put down to rounding or noise.
 
@@ -228,7 +234,7 @@ class LowerPart(ABC):
 
         A part whose steps have sizes takes them as they were. Nothing of it is remembered; None where it is not finite.
         """
-        began = _known(lowered)
+        began = lowered.beginning
         with oracle.problem.probing(began.moment):
             again = self.descend(oracle, batches, began.start(oracle), began.k, began.state)
         return None if again.status is Status.NON_FINITE else again.y
@@ -286,11 +292,6 @@ def begin(
         )
     problem.y.write_(start.y)
     return problem.y.read(), Began(None, part.anew(state), moment, k, batch)
-
-
-def _known(lowered: Lowered) -> Began:
-    assert lowered.began is not None, "the solver says how a lower level began"
-    return lowered.began
 
 
 def lower_line(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from bisls.derivatives import Derivative, Factor, Following, Momentum, Probed, Squares
+from bisls.derivatives import Derivative, Factor, Following, Momentum, Probed, Squares, floored
 from bisls.vector import Vector, norm
 
 Coefficients = dict[str, Tensor | float]  # those of `Momentum`, for one parameter
@@ -65,8 +65,7 @@ def _adam(group: dict[str, Any], state: dict[str, Any], first: bool, following: 
     (b1, b2), lr, t = (float(b) for b in group["betas"]), float(group["lr"]), float(state["step"])
     squares = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
     root = (squares / (1 - b2**t)).sqrt_()
-    below = root + float(group["eps"])
-    below = _floored(below, following.floor)
+    below = floored(root + float(group["eps"]), following.floor)
     scale = lr / (1 - b1**t) / below
     decay, decoupled = float(group["weight_decay"]), bool(group.get("decoupled_weight_decay"))
     found: Coefficients = {
@@ -79,7 +78,7 @@ def _adam(group: dict[str, Any], state: dict[str, Any], first: bool, following: 
     }
     found |= {"shrink": 1 - lr * decay} if decoupled else {"coupled": decay}
     if following.squares and not group["amsgrad"] and (decoupled or decay == 0.0):
-        found |= {"b2": b2, "root": root, "by_square": scale * state["exp_avg"] / below / (2 * (1 - b2**t) * root)}
+        found |= {"b2": b2, "by_square": scale * state["exp_avg"] / below / (2 * (1 - b2**t) * root)}
     return found
 
 
@@ -88,7 +87,7 @@ def _rmsprop(group: dict[str, Any], state: dict[str, Any], first: bool, followin
     mean = state["square_avg"]
     if group["centered"]:
         mean = mean - state["grad_avg"] ** 2
-    below = _floored(mean.sqrt() + float(group["eps"]), following.floor)
+    below = floored(mean.sqrt() + float(group["eps"]), following.floor)
     common: Coefficients = {"coupled": float(group["weight_decay"]), "sign": _sign(group)}
     if b == 0.0:
         return {**common, "scale": lr / below}
@@ -101,10 +100,6 @@ FORMULAS: dict[type, Callable[[dict[str, Any], dict[str, Any], bool, Following],
     AdamW: lambda group, *rest: _adam({**group, "decoupled_weight_decay": True}, *rest),
     RMSprop: _rmsprop,
 }
-
-
-def _floored(scale: Tensor, floor: float) -> Tensor:
-    return scale if floor == 0.0 else (scale.square() + floor**2 * scale.square().mean()).sqrt()
 
 
 def _sign(group: dict[str, Any]) -> float:
@@ -125,10 +120,9 @@ def _joined(vector: Vector, found: list[Coefficients]) -> Derivative:
 
     squares = None
     if all("b2" in own for own in found) and len({own["b2"] for own in found}) == 1:
-        by_square, root = joined("by_square"), joined("root")
+        by_square = joined("by_square")
         assert isinstance(by_square, Tensor)
-        assert isinstance(root, Tensor)
-        squares = Squares(float(found[0]["b2"]), by_square, root)
+        squares = Squares(float(found[0]["b2"]), by_square)
     names = ("scale", "keep", "share", "own", "through", "sign", "coupled", "shrink")
     return Momentum(**{name: joined(name) for name in names}, squares=squares)
 

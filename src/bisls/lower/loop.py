@@ -82,8 +82,7 @@ class Loop(LowerPart):
 
     def rerun(self, oracle: Oracle, batches: Minibatches, lowered: Lowered) -> Tensor | None:
         """Steps of the sizes that were taken."""
-        began = lowered.began
-        assert began is not None
+        began = lowered.beginning
         taken = _Taken(tuple(step.size for step in lowered.trace), self.rule.scheduled)
         state = {"direction": began.state.get("direction", {})}
         with oracle.problem.probing(began.moment):
@@ -154,7 +153,7 @@ class _Run:
         self.heading_state: State = state.get("direction", {})
         self.average: State = state.get("average", {}) if averages else {}
         self.accepted: float = state.get("accepted", 0.0)
-        self.following = Following() if trace is True else trace or None
+        self.following = Following.of(trace)
         self.trace: list[TraceStep] = []
         self.point: LowerPoint | None = None  # before the last step
         self.first_point: LowerPoint | None = None

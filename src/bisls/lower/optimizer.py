@@ -104,7 +104,7 @@ class UserOptimizer(LowerPart):
             self._first = self._held = self._began = self._state(0.0)
         self._load(state or self._first)
         self._held = None
-        start, following = y, Following() if trace is True else trace or None
+        start, following = y, Following.of(trace)
         vector.write_(y)
         last: LowerPoint | None = None
         first: LowerPoint | None = None

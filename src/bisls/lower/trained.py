@@ -48,7 +48,7 @@ class Trained(LowerPart):
         replay: Moment | None = None,
     ) -> Lowered:
         """One step for each batch."""
-        following = Following() if trace is True else trace or None
+        following = Following.of(trace)
         run = _Run(self, oracle, y, state, following, replay)
         with oracle.upper_frozen():
             for i, batch in enumerate(batches):
@@ -58,8 +58,7 @@ class Trained(LowerPart):
 
     def rerun(self, oracle: Oracle, batches: Minibatches, lowered: Lowered) -> Tensor | None:
         """The same steps, of the sizes that they had."""
-        began = lowered.began
-        assert began is not None
+        began = lowered.beginning
         with oracle.problem.probing(began.moment), oracle.upper_frozen():
             y = began.start(oracle)
             walk = _walk(began.state, y)
