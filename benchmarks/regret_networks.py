@@ -34,6 +34,7 @@ import platform
 import subprocess
 import time
 import warnings
+from bisect import bisect
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -68,6 +69,25 @@ def digits() -> tuple[Any, Any]:
 def fashion(count: int = 20_000) -> tuple[Any, Any]:
     images = data.load("fashion-mnist")
     return images.train_x[:count], images.train_y[:count]
+
+
+@cache
+def chains() -> tuple[list[str], str]:
+    """Texts that are drawn letter by letter, the chances of a letter depending on the last one: five sources, and a target
+    that is made of two of them."""
+    draw = torch.Generator().manual_seed(0)
+    letters = "abcdefghijklmnop"
+    laws = [torch.softmax(2.0 * torch.randn(16, 16, generator=draw), -1) for _ in range(5)]
+
+    def text(law: Any, length: int) -> str:
+        last, found, sums = 0, [], law.cumsum(-1).tolist()
+        for chance in torch.rand(length, generator=draw).tolist():
+            last = min(bisect(sums[last], chance), 15)
+            found.append(letters[last])
+        return "".join(found)
+
+    target = "".join(text(laws[i], 500) for _ in range(40) for i in (0, 0, 1))
+    return [text(law, 20_000) for law in laws], target
 
 
 def omniglot(seed: int) -> tasks.Task:
@@ -115,6 +135,23 @@ CONTESTS = {
     ),
     "decays": Contest(lambda seed: tasks.decays(*fashion(), seed=seed), 100, needs="fashion-mnist", alpha=(0.03, 0.3)),
     "few-shot omniglot": Contest(omniglot, 300, needs="omniglot", alpha=(0.001, 0.003), beta=(0.1, 0.3), **STARTED),
+    "weight network, digits": Contest(
+        lambda seed: tasks.weight_network(*digits(), train=900, validation=300, test_size=None, corrupted=0.4, seed=seed),
+        100, True, alpha=(0.001, 0.01),
+    ),
+    "mixture, chains": Contest(
+        lambda seed: tasks.mixture(*chains(), context=16, width=24, seed=seed), 100, True, alpha=(0.01, 0.1)
+    ),
+    "denoising, digits": Contest(
+        lambda seed: tasks.denoising(digits()[0], train=48, test_size=48, seed=seed), 80, True, beta=(0.1, 0.3), scaled=False
+    ),
+    "adversarial, digits": Contest(
+        lambda seed: tasks.adversarial(*digits(), train=1_200, seed=seed),
+        100, True, alpha=(0.001, 0.003), beta=(0.1, 1.0), **STARTED,
+    ),
+    "decays, digits": Contest(
+        lambda seed: tasks.decays(*digits(), train=200, validation=300, test_size=None, seed=seed), 100, True, alpha=(0.03, 0.3)
+    ),
     "mixture simplex": Contest(lambda seed: tasks.mixture(simplex=True, seed=seed), 100, alpha=(0.01, 0.1)),
 }  # fmt: skip
 RIVALS = {"plain": "plain", "first": "first order", "implicit": "implicit", "lookahead": "look-ahead"}

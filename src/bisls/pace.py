@@ -27,6 +27,7 @@ ABOVE, CLEARLY = (
     3.0,
 )  # so many losses in a row above the first one, and their mean by so many times their spread: lost
 CALM, CALMEST = 0.1, 0.1  # how fast another loss calms the steps, and how much at most
+CALMER = 0.3  # and by what factor each time that it has risen for long
 DEAD = 10  # so many gradients in a row that are exactly zero, and next to nothing gained: lost as well
 AGAIN = 0.1  # the step to begin anew with, in units of that of the last time
 
@@ -45,12 +46,13 @@ class Pace:
         squares: The sum of them in the metric of the scaling.
         distance: How far the average has been from the start, in that metric.
         weights: The sum of the weights of the average.
-        first_step: Where the ceiling began.
+        first_step: Where the ceiling began, at the start of the run: what was forgotten since does not count.
         first_loss: The loss at the first step.
         mean_loss: The running mean of the losses.
         spread: The running mean of their distance from it.
         above: How many losses in a row were above the first.
         calm: What the steps are multiplied with, at most 1: less where another loss would fall with shorter ones.
+        limit: The same, after the other loss has risen for long.
         forgot: How often the first gradients were forgotten.
         dead: How many gradients in a row were exactly zero.
     """
@@ -72,6 +74,7 @@ class Pace:
             "spread": Number(0.0),
             "above": Whole(),
             "calm": Number(0.0, 1.0),
+            "limit": Number(0.0, 1.0),
             "forgot": Whole(),
             "dead": Whole(),
         }
@@ -92,6 +95,7 @@ class Pace:
     spread: float = 0.0
     above: int = 0
     calm: float = 1.0
+    limit: float = 1.0
     forgot: int = 0
     dead: int = 0
 
@@ -122,18 +126,19 @@ class Pace:
 
     def forgotten(self) -> Pace:
         """A run that begins again because of them."""
-        return Pace(forgot=self.forgot + 1)
+        return Pace(forgot=self.forgot + 1, first_step=self.first_step)
 
     def begun(self, step: float) -> Pace:
         """With the step that is best for the first batch along its own direction."""
-        return replace(self, ceiling=START * step, first_step=START * step, squares=0.0, distance=0.0)
+        first = self.first_step if self.forgot else START * step
+        return replace(self, ceiling=START * step, first_step=first, squares=0.0, distance=0.0)
 
     def stepped(self, square: float, usual: float) -> tuple[float, float, Pace]:
         """One step along a direction with ``<g, d> = square``: its size, the weight of its end, and what follows."""
         squares = self.squares + square
         away = self.distance or self.ceiling * sqrt(square)
         free = min(self.ceiling, REACH * away / sqrt(squares)) if squares > 0.0 else 0.0
-        size = self.calm * free
+        size = self.calm * self.limit * free
         k = self.k + 1
         weight = k * size * size
         weights = self.weights + weight
@@ -163,11 +168,19 @@ class Pace:
         calm = self.calm * exp(-CALM if slope > 0 else CALM if slope < 0 else 0.0)
         return replace(self, calm=min(max(calm, CALMEST), 1.0))
 
+    def calmed(self) -> Pace:
+        """With shorter steps, from now on."""
+        return replace(self, limit=CALMER * self.limit)
+
+    @property
+    def gone(self) -> bool:
+        """Whether gradients are zero, and nothing is gained."""
+        return self.dead >= DEAD and self.mean_loss > self.first_loss - 0.1 * abs(self.first_loss)
+
     @property
     def lost(self) -> bool:
         """Whether the losses have been above the first one for long, and clearly; or gradients are zero, and nothing gained."""
-        gone = self.dead >= DEAD and self.mean_loss > self.first_loss - 0.1 * abs(self.first_loss)
-        return gone or (self.above >= ABOVE and self.mean_loss > self.first_loss + CLEARLY * self.spread)
+        return self.gone or (self.above >= ABOVE and self.mean_loss > self.first_loss + CLEARLY * self.spread)
 
     def died(self, loss: float) -> Pace:
         """After a gradient that was exactly zero, with the loss there."""

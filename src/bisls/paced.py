@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bisls.batches import Sample
+from bisls.best import Best
 from bisls.bounds import inside
 from bisls.hypergrad.base import Hypergradient, HypergradientMethod
 from bisls.line import Line
@@ -28,6 +30,7 @@ from bisls.walk import Scaled, Walk
 
 OPENING = (0, 1, 2, 4, 7)  # after so many steps the scale of a step is looked for,
 LAST = 3  # the shortest is taken, and in the end the median of so many: while y is not trained, lines say little
+DEAD = 5  # so many hypergradients in a row that are exactly zero, after others that were not: x has gone too far
 CLIP, RECENT = 2.0, 0.1  # a hypergradient is no longer than so many times the running mean of their norms, and its rate
 
 
@@ -61,48 +64,94 @@ class Paced:
     ) -> Taken:
         """One step from (x, y), y as the lower level left it; the arguments are those of `Upper.take`."""
         scene = _Scene(oracle, sample, estimate, lower, lowered)
-        mean = state.get("norm", norm(estimate.flat))
-        gradient, mean = _clipped(estimate.flat, mean)
         walk = Walk.unpacked(state).moved_to(x) if state else Walk.begin(x)
-        found: list[float] = state["found"].tolist() if state else []
+        kept = _Kept.unpacked(state) if state else _Kept(norm(estimate.flat))
+        gradient, kept = kept.clipped(estimate.flat)
+        if lowered.status is Status.RESTARTED:  # nothing that was measured with that y is of use
+            return scene.stay(Walk.begin(walk.start), _Kept(kept.norm), Status.RESTARTED)
+        if walk.pace.lost or walk.pace.dead >= DEAD:
+            return scene.stay(walk.lost(), kept, Status.RESTARTED)
+        if lower.calmed(lowered.state) is not None:
+            best = (kept.best or Best(x, lowered.y)).seen(estimate.value, x, lowered.y)
+            if best.risen:
+                return scene.back(walk, replace(kept, best=best.again()))
+            kept = replace(kept, best=best)
         checks, opening = 0, walk.pace.k in OPENING
-        looked = walk.pace.due or opening
-        if walk.pace.lost:
-            return scene.stay(walk.lost(), mean, found, Status.RESTARTED)
-        if looked and not opening:
+        if walk.pace.due and not opening:
             # a share of what was gained is slack where all of it is x's gain; with a y that goes on, most of it is y's own
             worse = 0.0 if oracle.problem.lower_start is None else WORSE
             walk, checks = walk.voted(estimate.value, scene.value(walk.average), worse), 1
         walk, scaled = walk.learn(gradient)
-        if walk.pace.ceiling == 0.0:  # the first gradients were forgotten: the scale is looked for again
-            opening = looked = True
         if scaled.square <= 0.0:
-            return scene.stay(walk.died(estimate.value), mean, found, Status.STATIONARY, checks)
-        if opening:
+            return scene.stay(walk.died(estimate.value), kept, Status.STATIONARY, checks)
+        if opening or walk.pace.ceiling == 0.0:  # the latter where the first gradients were forgotten
             own = Curvature(start=self.alpha).choose(scene.line(x, scaled), Memory())
-            checks, found = own.checks, [*found, own.size][-len(OPENING) :] if own.size > 0.0 else found
-            if not found:
-                return scene.stay(walk, mean, found, own.status, checks)
-            walk = walk.begun(min(found) if len(found) < len(OPENING) else median(found[-LAST:]))
+            checks, kept = own.checks, kept.scaled(own.size)
+            if not kept.found:
+                return scene.stay(walk, kept, own.status, checks)
+            walk = walk.begun(kept.scale)
         bounds = oracle.problem.upper_bounds
         bent = None if bounds is None else lambda z, d, size: inside(bounds, z, d, size, oracle.problem.x)
         after, size, _ = walk.step(scaled, bent)
         there = after.point if bounds is None else bounds.project(after.point, oracle.problem.x)
         if not oracle.problem.x.holds(there):
-            return scene.stay(walk.shorter(), mean, found, Status.NON_FINITE, checks)
-        walk = after.at(there, scaled.scale if looked else None, estimate.value)
+            return scene.stay(walk.shorter(), kept, Status.NON_FINITE, checks)
+        walk = after.at(there, scaled.scale, estimate.value)
         oracle.problem.x.write_(there)
         oracle.problem.y.write_(lowered.y)
-        return Taken(lowered.y, size, checks, Status.OK, Status.OK, _kept(walk, mean, found))
+        return Taken(lowered.y, size, checks, Status.OK, Status.OK, {**walk.packed(), **kept.packed()})
 
     def careful(self, state: State) -> State:
         """The state to go on from after values that were not finite: a tenth of the step."""
         return {**state, **Walk.unpacked(state).shorter().packed()} if state else state
 
     def keeps(self, x: Vector, y: Vector, method: HypergradientMethod) -> Fields:
-        """The walk, and the mean of the norms."""
+        """The walk, and what is known beside it."""
         found = Numbers(((0, len(OPENING)),), (torch.float64,), least=0.0)
-        return Fields({**Walk.kind(x), "norm": Number(0.0), "found": found}, empty=True)
+        needed = {**Walk.kind(x), "norm": Number(0.0), "found": found}
+        return Fields(needed, {"best": Best.kind(x, y)}, empty=True)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is known beside the walk.
+
+    Attributes:
+        norm: The running mean of the norms of hypergradients.
+        found: The scales of a step that were found.
+        best: Where f was lowest, and how it has been since; None where nobody would go back.
+    """
+
+    norm: float
+    found: tuple[float, ...] = ()
+    best: Best | None = None
+
+    @property
+    def scale(self) -> float:
+        """The one to take."""
+        return min(self.found) if len(self.found) < len(OPENING) else median(self.found[-LAST:])
+
+    def scaled(self, size: float) -> _Kept:
+        """With another scale."""
+        return replace(self, found=(*self.found, size)[-len(OPENING) :]) if size > 0.0 else self
+
+    def clipped(self, gradient: Tensor) -> tuple[Tensor, _Kept]:
+        """The hypergradient, not longer than it may be, and what is known with it."""
+        length = norm(gradient)
+        if isfinite(length) and length > CLIP * self.norm > 0.0:
+            gradient, length = gradient * (CLIP * self.norm / length), CLIP * self.norm
+        return gradient, replace(self, norm=self.norm + RECENT * (length - self.norm))
+
+    def packed(self) -> dict[str, Any]:
+        """Tensors and numbers, for a checkpoint."""
+        own: dict[str, Any] = {"norm": self.norm, "found": torch.tensor(self.found, dtype=torch.float64)}
+        return own if self.best is None else {**own, "best": self.best.packed()}
+
+    @classmethod
+    def unpacked(cls, state: State) -> _Kept:
+        """What `packed` gave; other entries are left alone."""
+        best = Best.unpacked(state["best"]) if "best" in state else None
+        return cls(state["norm"], tuple(state["found"].tolist()), best)
 
 
 @dataclass(frozen=True)
@@ -137,20 +186,16 @@ class _Scene:
         eps = torch.finfo(x.dtype).eps if upper is None else upper.eps
         return Line(self.estimate.value, slope, lambda t: self.value(x - t * scaled.direction), eps=eps)
 
-    def stay(self, walk: Walk, mean: float, found: list[float], status: Status, checks: int = 0) -> Taken:
+    def stay(self, walk: Walk, kept: _Kept, status: Status, checks: int = 0) -> Taken:
         """No step, or one back to the start of the walk."""
+        return self._left(walk, self.lowered.y, kept, status, checks)
+
+    def back(self, walk: Walk, kept: _Kept) -> Taken:
+        """Back to where f was lowest, both levels."""
+        assert kept.best is not None
+        return self._left(walk.moved_to(kept.best.x), kept.best.y, kept, Status.RETURNED)
+
+    def _left(self, walk: Walk, y: Tensor, kept: _Kept, status: Status, checks: int = 0) -> Taken:
         self.oracle.problem.x.write_(walk.point)
-        self.oracle.problem.y.write_(self.lowered.y)
-        return Taken(self.lowered.y, 0.0, checks, status, Status.OK, _kept(walk, mean, found))
-
-
-def _kept(walk: Walk, mean: float, found: list[float]) -> State:
-    return {**walk.packed(), "norm": mean, "found": torch.tensor(found, dtype=torch.float64)}
-
-
-def _clipped(gradient: Tensor, mean: float) -> tuple[Tensor, float]:
-    """The hypergradient, not longer than it may be, and the running mean of the norms."""
-    length = norm(gradient)
-    if isfinite(length) and length > CLIP * mean > 0.0:
-        gradient, length = gradient * (CLIP * mean / length), CLIP * mean
-    return gradient, mean + RECENT * (length - mean)
+        self.oracle.problem.y.write_(y)
+        return Taken(y, 0.0, checks, status, Status.OK, {**walk.packed(), **kept.packed()})

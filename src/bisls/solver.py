@@ -239,7 +239,7 @@ class Solver:
     @torch.no_grad()  # the oracle records what it needs; nothing else does
     def _iterate(self, sample: Sample, x: Tensor, y: Tensor) -> Record:
         with naming_arrays(f"{type(self).__name__}.step", sample.upper, sample.lower.newest):
-            y, began = begin(self.oracle, self.lower, sample.lower, y, self.k, self._lower_state)
+            y, began = begin(self.oracle, self.lower, sample, y, self.k, self._lower_state)
             following = self.hypergrad.following or self.upper.response.retraces
             lowered = self.lower.descend(self.oracle, sample.lower, y, self.k, began.state, trace=following)
             lowered = replace(lowered, began=began)
@@ -286,7 +286,9 @@ class Solver:
         )
         self._upper_state = taken.state
         self._lower_state = self.lower.followed(lowered.state, lowered.y, self.problem.y.read())
-        if isfinite(estimate.lower_slope):
+        if taken.status is Status.RETURNED:
+            self._lower_state = self.lower.calmed(self._lower_state) or {}
+        elif isfinite(estimate.lower_slope):
             self._lower_state = self.lower.taught(self._lower_state, estimate.lower_slope)
         self._trend = self._trend.with_value(estimate.value)
         noticed = Status.NO_INFLUENCE if uninfluenced else Status.UPPER_ROSE if self._trend.risen else Status.OK

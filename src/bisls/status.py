@@ -24,6 +24,7 @@ class Status(IntEnum):
     NO_INFLUENCE = 13
     UPPER_ROSE = 14
     RESTARTED = 15
+    RETURNED = 16
 
     @property
     def advice(self) -> str:
@@ -100,5 +101,9 @@ _ADVICE = {
         "training was lost (losses above the first one for long, or gradients that had become exactly zero), so the parameters "
         "went back to where they began, and go on with a tenth of the step. If it happens again, look at the data and at the "
         "scale of the initial weights"
+    ),
+    Status.RETURNED: (
+        "the running mean of the upper loss had risen clearly above its lowest level, so x and y went back to where it was, and "
+        "the lower steps are a third as long from now on. Expected where y begins to learn its data by heart"
     ),
 }

@@ -243,6 +243,14 @@ class LowerPart(ABC):
         """The state to go on from where y begins anew: what it learnt of steps may stay, what belongs to a path may not."""
         return state
 
+    def shortened(self, state: State) -> State | None:
+        """The state to begin once more in, at the start and with shorter steps, after a first loop; None: it can't."""
+        return None
+
+    def calmed(self, state: State) -> State | None:
+        """The state with shorter steps, after the upper loss has risen and y went back; None where the steps are not ours."""
+        return None
+
     def taught(self, state: State, slope: float) -> State:
         """The state after the upper loss was found to depend so on the logarithm of the step size; most parts do not learn so."""
         return state
@@ -266,32 +274,6 @@ class LowerPart(ABC):
     def checked(self, state: State) -> State:
         """A state that was read from a file, in the form that `descend` gives it; ValueError where it is none."""
         return state
-
-
-def begin(
-    oracle: Oracle, part: LowerPart, batches: Minibatches, y: Tensor, k: int, state: State
-) -> tuple[Tensor, Began]:
-    """Where the lower steps of an iteration begin: at the present y, or anew where the problem says so.
-
-    Args:
-        oracle: Knows the problem.
-        part: What will train y.
-        batches: Those of its steps.
-        y: The present one.
-        k: The outer iteration.
-        state: That of the part.
-    """
-    problem = oracle.problem
-    moment, batch = problem.moment(), batches.newest
-    if problem.lower_start is None:
-        return y, Began(y, state, moment, k)
-    start = oracle.start(batch)
-    if not problem.y.holds(start.y):
-        raise ValueError(
-            "`Bilevel(lower_start=...)` returned numbers that are not finite, or that lower_params can't hold"
-        )
-    problem.y.write_(start.y)
-    return problem.y.read(), Began(None, part.anew(state), moment, k, batch)
 
 
 def lower_line(

@@ -82,6 +82,17 @@ class Trained(LowerPart):
         """Iterate and average move with y."""
         return {**state, **Walk.unpacked(state).moved_to(after).packed()} if state else state
 
+    def shortened(self, state: State) -> State:
+        """Back at the start, with a tenth of the first step."""
+        return {**state, **Walk.unpacked(state).lost().packed()} if state else state
+
+    def calmed(self, state: State) -> State:
+        """A third of the step from now on."""
+        if not state:
+            return state
+        walk = Walk.unpacked(state)
+        return {**state, **replace(walk, pace=walk.pace.calmed()).packed()}
+
     def taught(self, state: State, slope: float) -> State:
         """Steps are shorter while the upper loss would fall with shorter ones: y is learning what x has still to leave out."""
         if not state:
@@ -130,10 +141,11 @@ class _Run:
             self.status, self.walk = Status.NON_FINITE, walk.anew(self.began).shorter()
             return False
         self.first, self.last = self.first or here, here
-        if walk.pace.lost:
+        if walk.pace.lost and self._stays_lost(batch, here):
             self.status, self.walk = Status.RESTARTED, walk.lost()
             self.trace.clear()
             return False
+        walk = self.walk
         looked = walk.pace.due
         if looked:
             value = oracle.lower_value(batch, here.moment, walk.average)
@@ -161,6 +173,15 @@ class _Run:
         self.promised += dot(here.grad, before - y)
         self.size = self.accepted = size
         return True
+
+    def _stays_lost(self, batch: Any, here: LowerPoint) -> bool:
+        """Whether the loss is above that at the start with the present x as well: x may have moved both."""
+        began = self.oracle.lower_value(batch, here.moment, self.walk.start)
+        self.checks += 1
+        if self.walk.pace.gone or not here.value <= began:
+            return True
+        self.walk = replace(self.walk, pace=replace(self.walk.pace, first_loss=began, above=0))
+        return False
 
     def _back(self, after: Walk, y: Tensor, scaled: Scaled, size: float, weight: float) -> Derivative:
         assert self.following is not None
