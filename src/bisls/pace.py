@@ -13,7 +13,7 @@ from bisls.states import Fields, Number, Whole
 START = 0.3  # the first step, in units of the one that is best for the first batch alone
 B2 = 0.999  # how long squared gradients are remembered
 SHARE = 0.2  # of the way from the average to the iterate, where gradients are taken
-WORSE = 0.01  # how much worse than at the average the loss may be there, as a share of all that was gained so far
+WORSE = 0.1  # how much worse than at the average the loss may be there, as a share of what batches differ by
 REACH = 1.6  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
 OUTLIER = 10.0  # a squared gradient counts for at most so many times the mean of those before
 OPENING, FIRST, OFTEN = (1, 2, 4, 8), 30.0, 2  # after so many steps they are forgotten, at most so often, if their mean
@@ -49,7 +49,8 @@ class Pace:
         first_step: Where the ceiling began, at the start of the run: what was forgotten since does not count.
         first_loss: The loss at the first step.
         mean_loss: The running mean of the losses.
-        spread: The running mean of their distance from it.
+        last_loss: The last one.
+        spread: What one loss differs from the next, in the running mean.
         above: How many losses in a row were above the first.
         calm: What the steps are multiplied with, at most 1: less where another loss would fall with shorter ones.
         limit: The same, after the other loss has risen for long.
@@ -71,6 +72,7 @@ class Pace:
             "first_step": Number(0.0),
             "first_loss": Number(),
             "mean_loss": Number(),
+            "last_loss": Number(),
             "spread": Number(0.0),
             "above": Whole(),
             "calm": Number(0.0, 1.0),
@@ -92,6 +94,7 @@ class Pace:
     first_step: float = 0.0
     first_loss: float = 0.0
     mean_loss: float = 0.0
+    last_loss: float = 0.0
     spread: float = 0.0
     above: int = 0
     calm: float = 1.0
@@ -107,10 +110,9 @@ class Pace:
     def voted(self, here: float, at_average: float, worse: float = WORSE) -> Pace:
         """After a look: the loss between average and iterate, and at the average, on the same batch.
 
-        Where the one is higher by more than ``worse`` times what was gained so far, steps are to be shorter.
+        Where the one is higher by more than ``worse`` times what batches differ by, steps are to be shorter.
         """
-        gained = max(self.first_loss - self.mean_loss, 0.0)
-        vote = 1 if here - at_average <= worse * gained else -1
+        vote = 1 if here - at_average <= worse * self.spread else -1
         factor = 1.0 if self.vote == 0 else FASTER if vote == self.vote else SLOWER
         gain = min(max(self.gain * factor, LEAST), MOST)
         look = max(self.k + 1 + min(1 + (self.k + 1) // DENSE, SPARSE), 3)
@@ -155,13 +157,14 @@ class Pace:
     def noted(self, loss: float) -> Pace:
         """With the loss of a step that was taken."""
         if self.k <= 1:
-            return replace(self, first_loss=loss, mean_loss=loss, spread=0.0, above=0)
+            return replace(self, first_loss=loss, mean_loss=loss, last_loss=loss, spread=0.0, above=0)
         weight = max(FORGET, 1.0 / self.k)
         mean = self.mean_loss + weight * (loss - self.mean_loss)
-        spread = self.spread + weight * (abs(loss - self.mean_loss) - self.spread)
-        return replace(
-            self, mean_loss=mean, spread=spread, dead=0, above=self.above + 1 if loss > self.first_loss else 0
-        )
+        # of one loss and the next: what falls steadily is no noise, and one outlier is not all of it
+        change = sqrt(0.5) * abs(loss - self.last_loss)
+        spread = self.spread + weight * (min(change, OUTLIER * self.spread or change) - self.spread)
+        above = self.above + 1 if loss > self.first_loss else 0
+        return replace(self, mean_loss=mean, last_loss=loss, spread=spread, dead=0, above=above)
 
     def taught(self, slope: float) -> Pace:
         """With the derivative of another loss by the logarithm of the steps: where it would fall with shorter ones, they are."""
