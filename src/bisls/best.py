@@ -15,7 +15,7 @@ from bisls.vector import Vector
 
 WINDOW = 8  # the mean is that of so many losses
 RATE = 0.1  # the weight of a new difference in the mean of what one loss differs from the next
-FAR = 1.0  # the mean has risen when it is above its lowest by so many times that
+FAR = 2.0  # the mean has risen when it is above its lowest by so many times that
 
 
 @dataclass(frozen=True)

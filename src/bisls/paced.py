@@ -31,6 +31,7 @@ from bisls.walk import Scaled, Walk
 OPENING = (0, 1, 2, 4, 7)  # after so many steps the scale of a step is looked for,
 LAST = 3  # the shortest is taken, and in the end the median of so many: while y is not trained, lines say little
 DEAD = 5  # so many hypergradients in a row that are exactly zero, after others that were not: x has gone too far
+LATER, APART = (11, 16, 22, 29), 30.0  # and after so many again, while the longest of these is so many times the shortest
 CLIP, RECENT = 2.0, 0.1  # a hypergradient is no longer than so many times the running mean of their norms, and its rate
 
 
@@ -76,7 +77,7 @@ class Paced:
             if best.risen:
                 return scene.back(walk, replace(kept, best=best.again()))
             kept = replace(kept, best=best)
-        checks, opening = 0, walk.pace.k in OPENING
+        checks, opening = 0, walk.pace.k in OPENING or (walk.pace.k in LATER and kept.apart)
         if walk.pace.due and not opening:
             # a share of what was gained is slack where all of it is x's gain; with a y that goes on, most of it is y's own
             worse = 0.0 if oracle.problem.lower_start is None else WORSE
@@ -130,6 +131,12 @@ class _Kept:
     def scale(self) -> float:
         """The one to take."""
         return min(self.found) if len(self.found) < len(OPENING) else median(self.found[-LAST:])
+
+    @property
+    def apart(self) -> bool:
+        """Whether the last ones say different things."""
+        last = self.found[-LAST:]
+        return bool(last) and max(last) > APART * min(last)
 
     def scaled(self, size: float) -> _Kept:
         """With another scale."""
