@@ -23,8 +23,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedElasticNetCV, WeightedLassoCV
 from bisls.sklearn.lower import Logistic, Multinomial, Rows, Squared
+from bisls.sklearn.nested import nested_splits
 from bisls.sklearn.sparse import Sparse, _by_signs, _descended
-from bisls.sklearn.tuning import Folds, Grouping, nested_splits
+from bisls.sklearn.tuning import Folds, Grouping
 
 warnings.filterwarnings("ignore", message="Skipping check check_array_api_input")
 

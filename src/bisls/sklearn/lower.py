@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,10 @@ class Rows:
     X: Array
     y: Array
     s: Array
+
+    def at(self, which: NDArray[np.intp]) -> Rows:
+        """Some of them."""
+        return Rows(np.ascontiguousarray(self.X[which]), self.y[which], self.s[which])
 
     @property
     def weight(self) -> float:
@@ -216,8 +220,20 @@ class Loss(ABC):
         return z if rho <= goal else None
 
 
+class Bent(Protocol):
+    """A loss of one linear predictor, with its derivatives by it."""
+
+    def bends(self, eta: Array, y: Array) -> tuple[Array, Array, Array, Array]:
+        """The loss of each row and its first three derivatives by the linear predictor, not weighted."""
+
+
 class Squared(Loss):
     """Half the squared error. The Hessian does not depend on w, so one factor solves it."""
+
+    def bends(self, eta: Array, y: Array) -> tuple[Array, Array, Array, Array]:
+        """Half the square of the residual, the residual, 1 and 0."""
+        residual = eta - y
+        return 0.5 * residual * residual, residual, np.ones_like(eta), np.zeros_like(eta)
 
     def each(self, rows: Rows, w: Array) -> tuple[Array, Array]:
         """Half the square of the residual, and the residual."""
@@ -267,6 +283,12 @@ class Squared(Loss):
 
 class Logistic(Loss):
     """The log-loss of two classes; targets are 0 and 1."""
+
+    def bends(self, eta: Array, y: Array) -> tuple[Array, Array, Array, Array]:
+        """``log(1 + exp(eta)) - y eta``, p - y, p (1 - p) and p (1 - p) (1 - 2 p)."""
+        p = expit(eta)
+        second = p * (1.0 - p)
+        return np.logaddexp(0.0, eta) - y * eta, p - y, second, second * (1.0 - 2.0 * p)
 
     def each(self, rows: Rows, w: Array) -> tuple[Array, Array]:
         """``log(1 + exp(eta)) - y eta``."""
