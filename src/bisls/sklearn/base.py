@@ -255,7 +255,8 @@ class GroupCV(BaseEstimator):
                 spread = float(self.spread)
         tuned = shared
         for width in path(spread):
-            tuned = folds.widened(tuned, width, scale)
+            way = {"on_the_way": width < spread} if isinstance(engine, Newton) else {}
+            tuned = folds.widened(tuned, width, scale, **way)
         self.cv_loss_, self.cv_loss_shared_ = unit * tuned.value, unit * shared.value
         self.spread_ = spread
         self._closed = folds.closed

@@ -68,13 +68,19 @@ class Sets:
 class Cells(Protocol):
     """The cells of some upper problems."""
 
-    def evaluate(self, theta: Array, which: Index, close: float) -> Evaluated:
-        """Mean held-out losses of these problems, gradients and Hessians; a row of logarithms each."""
+    def evaluate(self, theta: Array, which: Index, close: float, to: Array) -> Evaluated:
+        """Mean held-out losses of these problems; gradients and Hessians along some directions, columns of ``to``."""
 
     def values(self, theta: Array, which: Index, close: float) -> Array:
         """The losses alone."""
 
-    def each(self, theta: Array, close: float) -> list[Array]:
+    def remembered(self) -> Any:
+        """The solutions as they are now, where the next ones begin with them."""
+
+    def recall(self, memory: Any) -> None:
+        """Go on from solutions that were remembered."""
+
+    def each(self, theta: Array, close: float, to: Array) -> list[Array]:
         """The losses of the held-out rows of each cell."""
 
 
@@ -145,24 +151,23 @@ class Ridges:
             self.X[number, : len(at)], self.y[number, : len(at)], self.s[number, : len(at)] = held.X, held.y, held.s
         self.closed, self.kept = True, dict[tuple[int, ...], Any]()
 
-    def evaluate(self, theta: Array, which: Index, close: float) -> Evaluated:
-        """Mean held-out losses of these problems, gradients and Hessians."""
+    def evaluate(self, theta: Array, which: Index, close: float, to: Array) -> Evaluated:
+        """Mean held-out losses of these problems, gradients and Hessians along some directions."""
         cells, penalties, solve, w, residual, X, s = self._solved(theta, which)
         pulled = penalties * w
-        slope = s * residual
-        rights = np.concatenate([(slope[:, None, :] @ X)[:, 0, :, None], -pulled[:, :, None] * self.member], axis=2)
+        slope, member = s * residual, self.member @ to
+        rights = np.concatenate([(slope[:, None, :] @ X)[:, 0, :, None], -pulled[:, :, None] * member], axis=2)
         found = solve(rights)
         v, moves = found[:, :, 0], found[:, :, 1:]
         seen = X @ moves
         gradient = -(v * pulled) @ self.member
-        crossed = self.member.T @ ((v * penalties)[:, :, None] * moves)
+        crossed = member.T @ ((v * penalties)[:, :, None] * moves)
         hessian = seen.transpose(0, 2, 1) @ (s[:, :, None] * seen) - crossed - crossed.transpose(0, 2, 1)
-        index = np.arange(self.grouping.count)
-        hessian[:, index, index] += gradient
+        hessian += (to.T * gradient[:, None, :]) @ to
         losses = 0.5 * (slope * residual).sum(1)
         return (
             gathered(cells, which, losses, self.weights),
-            gathered(cells, which, gradient, self.weights),
+            gathered(cells, which, gradient @ to, self.weights),
             gathered(cells, which, hessian, self.weights),
         )
 
@@ -171,11 +176,17 @@ class Ridges:
         cells, _, _, _, residual, _, s = self._solved(theta, which)
         return gathered(cells, which, 0.5 * (s * residual**2).sum(1), self.weights)
 
-    def each(self, theta: Array, close: float) -> list[Array]:
+    def each(self, theta: Array, close: float, to: Array) -> list[Array]:
         """The losses of the held-out rows of each cell."""
         every = np.arange(len(self.sets.problems))
         cells, _, _, _, residual, _, _ = self._solved(theta, every)
         return [0.5 * one[: len(self.sets.held[h])] ** 2 for (_, _, h), one in zip(cells, residual, strict=True)]
+
+    def remembered(self) -> None:
+        """Nothing: solutions do not begin with others."""
+
+    def recall(self, memory: Any) -> None:
+        """Nothing."""
 
     def _taken(self, which: Index) -> Any:
         key = tuple(which.tolist())
@@ -212,9 +223,9 @@ def _inverses(gram: Array, train: Index, penalties: Array, jitter: Array) -> Any
 def _factors(gram: Array, train: Index, penalties: Array, jitter: Array) -> Any:
     factors = []
     for t, own, little in zip(train, penalties, jitter, strict=True):
-        matrix = gram[t].copy(order="F")
-        matrix[np.diag_indices_from(matrix)] += own + little
-        factor, failed = dpotrf(matrix, lower=1, clean=0, overwrite_a=1)
+        matrix = gram[t].copy()
+        matrix.flat[:: len(matrix) + 1] += own + little
+        factor, failed = dpotrf(matrix.T, lower=1, clean=0, overwrite_a=1)
         if failed:
             raise LinAlgError("the penalised products of columns are not positive definite")
         factors.append(factor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,14 @@ from bisls.sklearn.tuning import Grouping, Index
 NEAR = 2.0  # how far, in logarithms of penalties, a solution is followed along its derivative
 ROUGH = 1e-2  # how exactly derivatives of solutions are solved for: they only serve Newton's method above
 TURNS = 8  # of conjugate gradients with a factor nearby, before there is a new one
-STALE = 1e-8  # the decrement, of the rows' weight, up to which the factor before a step serves after it too
 THIN = 1e-12  # the least second derivative that is divided by
 
 
 @dataclass(frozen=True)
 class Derived:
-    """What a cell hands back: the summed held-out loss, its gradient and its Hessian."""
+    """What a cell hands back: the losses of its held-out rows, their sum, its gradient and its Hessian."""
 
+    each: Array
     value: float
     gradient: Array
     hessian: Array
@@ -38,10 +38,13 @@ class State:
     moves: Any = None
     factor: Any = None
     close: float = np.inf
+    to: Array | None = None
 
     def moved(self, theta: Array) -> Array:
-        """How far it is from here, where derivatives are of use."""
-        return np.clip(theta - self.theta, -NEAR, NEAR)
+        """How far it is from here, in the directions that it moves in, where derivatives are of use."""
+        assert self.to is not None
+        far = np.clip(theta - self.theta, -NEAR, NEAR)
+        return np.asarray(self.to.T @ far / (self.to**2).sum(0))
 
 
 class OneByOne:
@@ -56,34 +59,55 @@ class OneByOne:
     def __init__(self, loss: Any, sets: Sets, grouping: Grouping):
         self.loss, self.sets, self.grouping = loss, sets, grouping
         self.weights = sets.weights()
-        self.states: dict[int, State] = {}
+        self.states: dict[int, dict[int, State]] = {}  # training set -> problem -> its last
         self.closed = True
 
-    def evaluate(self, theta: Array, which: Index, close: float) -> Evaluated:
-        """Mean held-out losses of these problems, gradients and Hessians."""
+    def evaluate(self, theta: Array, which: Index, close: float, to: Array) -> Evaluated:
+        """Mean held-out losses of these problems, gradients and Hessians along some directions."""
         number = {int(b): i for i, b in enumerate(which)}
         cells = [cell for cell in self.sets.cells if cell[0] in number]
-        found = [self._derived(theta[number[b]], t, h, close) for b, t, h in cells]
+        found = [self._derived(theta[number[b]], b, t, h, close, to) for b, t, h in cells]
         parts = ([one.value for one in found], [one.gradient for one in found], [one.hessian for one in found])
         values, gradients, hessians = (gathered(cells, which, np.array(part), self.weights) for part in parts)
         return values, gradients, hessians
 
     def values(self, theta: Array, which: Index, close: float) -> Array:
-        """The losses alone."""
-        number = {int(b): i for i, b in enumerate(which)}
-        cells = [cell for cell in self.sets.cells if cell[0] in number]
-        found = [self._losses(theta[number[b]], t, h, close) for b, t, h in cells]
-        sums = [self.sets.rows.s[self.sets.held[h]] @ each for (_, _, h), each in zip(cells, found, strict=True)]
-        return gathered(cells, which, np.array(sums), self.weights)
+        """The losses alone; how solutions move is looked at still, since the next ones begin with it."""
+        return self.evaluate(theta, which, close, np.ones((self.grouping.count, 1)))[0]
 
-    def each(self, theta: Array, close: float) -> list[Array]:
+    def each(self, theta: Array, close: float, to: Array) -> list[Array]:
         """The losses of the held-out rows of each cell."""
-        return [self._losses(theta[b], t, h, close) for b, t, h in self.sets.cells]
+        return [self._derived(theta[b], b, t, h, close, to).each for b, t, h in self.sets.cells]
 
-    def _losses(self, theta: Array, train: int, held: int, close: float) -> Array:
-        raise NotImplementedError
+    def remembered(self) -> Any:
+        """The solutions as they are now."""
+        return {train: dict(known) for train, known in self.states.items()}
 
-    def _derived(self, theta: Array, train: int, held: int, close: float) -> Derived:
+    def recall(self, memory: Any) -> None:
+        """Go on from solutions that were remembered, as if there had been none since."""
+        self.states = {train: dict(known) for train, known in memory.items()}
+
+    def follow(self, other: OneByOne) -> None:
+        """Begin where another one is whose training sets, one a problem of ours, hold all of these rows."""
+        for problem, train, _ in self.sets.cells:
+            for state in other.states.get(problem, {}).values():
+                mine = self._within(state, other.sets.train[problem], self.sets.train[train])
+                self.states.setdefault(train, {})[problem] = mine
+
+    def _within(self, state: State, every: Index, some: Index) -> State:
+        """What a solution on all of these rows says of one on some of them."""
+        return replace(state, close=np.inf)
+
+    def _last(self, theta: Array, train: int) -> State | None:
+        """The nearest of what was solved for these rows, for this problem or for another one."""
+        known = self.states.get(train, {})
+        return min(known.values(), key=lambda one: float(np.abs(one.theta - theta).max())) if known else None
+
+    def _keep(self, problem: int, train: int, state: State) -> State:
+        self.states.setdefault(train, {})[problem] = state
+        return state
+
+    def _derived(self, theta: Array, problem: int, train: int, held: int, close: float, to: Array) -> Derived:
         raise NotImplementedError
 
 
@@ -96,8 +120,8 @@ class ByColumns(OneByOne):
         self.member = np.zeros((len(grouping.index), grouping.count))
         self.member[np.arange(len(grouping.index)), grouping.index] = 1.0
 
-    def _solved(self, theta: Array, train: int, close: float) -> State:
-        state = self.states.get(train)
+    def _solved(self, theta: Array, problem: int, train: int, close: float) -> State:
+        state = self._last(theta, train)
         if state is not None and np.array_equal(state.theta, theta) and state.close <= close:
             return state
         w, factor = np.zeros(len(self.member)), None
@@ -109,48 +133,47 @@ class ByColumns(OneByOne):
             w = min(moved, w, key=lambda one: self._value(train, penalties, one))
         found = self.loss.solve(self.train[train], penalties, w[:, None], near=factor, close=close)
         self.closed = self.closed and found.closed
-        self.states[train] = State(theta, found.w[:, 0], None if state is None else state.moves, found.factor, close)
-        return self.states[train]
+        return self._keep(problem, train, State(theta, found.w[:, 0], None, found.factor, close))
 
     def _value(self, train: int, penalties: Array, w: Array) -> float:
         rows = self.train[train]
         return float(rows.s @ self.loss.bends(rows.X @ w, rows.y)[0]) + 0.5 * float(penalties @ (w * w))
 
-    def _losses(self, theta: Array, train: int, held: int, close: float) -> Array:
-        rows = self.held[held]
-        losses: Array = self.loss.bends(rows.X @ self._solved(theta, train, close).at, rows.y)[0]
-        return losses
-
-    def _derived(self, theta: Array, train: int, held: int, close: float) -> Derived:
-        state, penalties = self._solved(theta, train, close), self.grouping.penalties(theta)
+    def _derived(self, theta: Array, problem: int, train: int, held: int, close: float, to: Array) -> Derived:
+        state, penalties = self._solved(theta, problem, train, close), self.grouping.penalties(theta)
         rows, out = self.train[train], self.held[held]
         each, slope, second, _ = self.loss.bends(out.X @ state.at, out.y)
         _, _, bend, third = self.loss.bends(rows.X @ state.at, rows.y)
         pulled = penalties * state.at
-        right = np.column_stack([out.X.T @ (out.s * slope), -pulled[:, None] * self.member])
+        member = self.member @ to
+        right = np.column_stack([out.X.T @ (out.s * slope), -pulled[:, None] * member])
         exact = max(close**0.5, 1e-11)
-        goals = np.array([exact] + [min(ROUGH, 1e3 * exact)] * self.grouping.count)
+        goals = np.array([exact] + [min(ROUGH, 1e3 * exact)] * to.shape[1])
         found = self._back(rows, rows.s * bend, penalties, state, right, goals)
-        v, state.moves = found[:, 0], found[:, 1:]
+        v, state.moves, state.to = found[:, 0], found[:, 1:], to
         seen, inside = out.X @ state.moves, rows.X @ found
         gradient = -(v * pulled) @ self.member
-        crossed = self.member.T @ ((v * penalties)[:, None] * state.moves)
-        hessian = seen.T @ ((out.s * second)[:, None] * seen) - crossed - crossed.T + np.diag(gradient)
+        crossed = member.T @ ((v * penalties)[:, None] * state.moves)
+        hessian = seen.T @ ((out.s * second)[:, None] * seen) - crossed - crossed.T + (to.T * gradient) @ to
         hessian -= inside[:, 1:].T @ ((rows.s * third * inside[:, 0])[:, None] * inside[:, 1:])
-        return Derived(float(out.s @ each), gradient, hessian)
+        return Derived(each, float(out.s @ each), gradient @ to, hessian)
 
     def _back(self, rows: Rows, bend: Array, penalties: Array, state: State, right: Array, goals: Array) -> Array:
-        """Solves with the Hessian, all right sides at once: conjugate gradients with the factor that is there, or a new one."""
+        """Solves with the Hessian, all right sides at once: conjugate gradients with the factor that is there, then a new one."""
         diagonal = (penalties + JITTER * rows.weight)[:, None]
-        if state.factor is not None:
+        X = rows.columns(float(goals.min()))
+        bent = bend[:, None].astype(X.dtype)
+        for turns in (TURNS, 4 * TURNS):
+            if state.factor is None or turns > TURNS:
+                state.factor = self.loss._factor(rows, penalties, state.at[:, None], X is not rows.X)
             z, r = np.zeros_like(right), right
             m = dpotrs(state.factor[0], r, lower=1)[0]
             d, rho = m, (r * m).sum(0)
             goal = goals**2 * rho
-            for _ in range(TURNS):
+            for _ in range(turns):
                 if np.all(rho <= goal):
                     return z
-                Hd = rows.X.T @ (bend[:, None] * (rows.X @ d)) + diagonal * d
+                Hd = X.T @ (bent * (X @ d.astype(X.dtype, copy=False))) + diagonal * d
                 along = rho / np.maximum((d * Hd).sum(0), np.finfo(float).tiny)
                 z, r = z + along * d, r - along * Hd
                 m = dpotrs(state.factor[0], r, lower=1)[0]
@@ -192,8 +215,19 @@ class Kernel:
         each, slope, second, _ = self.loss.bends(eta, self.y)
         return Place(a, b, Ka, eta, float(self.s @ each) + 0.5 * float(a @ Ka), self.s * slope, second)
 
+    def beginnings(self, state: State, theta: Array) -> list[Place]:
+        """Where the solution may be, going by one for other penalties: there, along its derivative, and what this predicts."""
+        a, b, eta = state.at
+        found = [self.place(a, b)]
+        if state.moves is not None:
+            move = state.moved(theta)
+            da, db, along = (own @ move for own in state.moves)
+            found.append(self.place(a + da, b + db))
+            found.append(self.place(-self.s * self.loss.bends(eta + along, self.y)[1], b + db))
+        return found
+
     def solve(self, here: Place, close: float) -> tuple[Place, Any, bool]:
-        """Newton's method with step halving; the factor that was last is handed back where it serves at the solution too."""
+        """Newton's method with step halving; the factor before the last step serves after it too."""
         weight, last, once = float(self.s.sum()), np.inf, isinstance(self.loss, Squared)
         for _ in range(NEWTON):
             factor = Bordered(self.K, self.Z, self.s * here.second)
@@ -212,9 +246,9 @@ class Kernel:
             settled = decrement <= close * weight or (decrement <= FLAT * weight and decrement > 0.2 * last)
             if settled or not moved or once:
                 closed = moved if once else abs(decrement) <= max(close, FLAT) * weight
-                return here, factor if once or abs(decrement) <= STALE * weight else None, closed
+                return here, factor, closed
             last = decrement
-        return here, None, False
+        return here, factor, False
 
 
 class ByRows(OneByOne):
@@ -235,6 +269,14 @@ class ByRows(OneByOne):
         self.inner: dict[int, Array] = {}
         self.outer: dict[tuple[int, int], Array] = {}
 
+    def _within(self, state: State, every: Index, some: Index) -> State:
+        place = np.full(len(self.sets.rows.y), -1)
+        place[every] = np.arange(len(every))
+        at = place[some]
+        a, b, eta = state.at
+        moves = None if state.moves is None else (state.moves[0][at], state.moves[1], state.moves[2][at])
+        return State(state.theta, (a[at], b, eta[at]), moves, None, np.inf, state.to)
+
     def _kernels(self, train: int, held: int | None = None) -> Array:
         at = self.sets.train[train]
         if held is None:
@@ -245,50 +287,24 @@ class ByRows(OneByOne):
             self.outer[train, held] = np.ascontiguousarray(self.kernels[:, self.sets.held[held][:, None], at])
         return self.outer[train, held]
 
-    def _solved(self, theta: Array, train: int, close: float, derived: bool) -> State:
-        """The solution, as (a, b, eta); with a factor there where it is asked for."""
-        state = self.states.get(train)
-        known = state is not None and np.array_equal(state.theta, theta) and state.close <= close
-        if known and state is not None and (state.factor is not None or not derived):
+    def _solved(self, theta: Array, problem: int, train: int, close: float) -> State:
+        """The solution, as (a, b, eta), with a factor there."""
+        state = self._last(theta, train)
+        if state is not None and np.array_equal(state.theta, theta) and state.close <= close:
             return state
         at = self.sets.train[train]
         K = np.tensordot(np.exp(-theta), self._kernels(train), 1)
         kernel = Kernel(self.loss, K, self.Z[at], self.sets.rows.y[at], self.sets.rows.s[at])
-        place, factor = kernel.place(np.zeros(len(at)), np.zeros(self.Z.shape[1])), None
-        if state is not None:
-            places = [kernel.place(*state.at[:2])]
-            if state.moves is not None and not known:
-                move = state.moved(theta)
-                places.append(
-                    kernel.place(*(one + own @ move for one, own in zip(state.at, state.moves, strict=False)))
-                )
-            place = min([place, *places], key=lambda one: one.value)
-        closed = True
-        if not known:
-            place, factor, closed = kernel.solve(place, close)
-            if not closed:
-                nothing = kernel.place(np.zeros(len(at)), np.zeros(self.Z.shape[1]))
-                place, factor, closed = kernel.solve(nothing, close)
-        if derived and factor is None:
-            factor = Bordered(K, kernel.Z, kernel.s * place.second)
+        nothing = kernel.place(np.zeros(len(at)), np.zeros(self.Z.shape[1]), np.zeros(len(at)))
+        places = [nothing] if state is None else [nothing, *kernel.beginnings(state, theta)]
+        place, factor, closed = kernel.solve(min(places, key=lambda one: one.value), close)
+        if not closed:
+            place, factor, closed = kernel.solve(nothing, close)
         self.closed = self.closed and closed
-        moves = None if state is None else state.moves
-        self.states[train] = State(theta, (place.a, place.b, place.eta), moves, factor if derived else None, close)
-        return self.states[train]
+        return self._keep(problem, train, State(theta, (place.a, place.b, place.eta), None, factor, close))
 
-    def _eta(self, state: State, theta: Array, train: int, held: int) -> Array:
-        a, b, _ = state.at
-        shares = np.exp(-theta)
-        return np.asarray(shares @ (self._kernels(train, held) @ a) + self.Z[self.sets.held[held]] @ b)
-
-    def _losses(self, theta: Array, train: int, held: int, close: float) -> Array:
-        state = self._solved(theta, train, close, False)
-        y = self.sets.rows.y[self.sets.held[held]]
-        losses: Array = self.loss.bends(self._eta(state, theta, train, held), y)[0]
-        return losses
-
-    def _derived(self, theta: Array, train: int, held: int, close: float) -> Derived:
-        state = self._solved(theta, train, close, True)
+    def _derived(self, theta: Array, problem: int, train: int, held: int, close: float, to: Array) -> Derived:
+        state = self._solved(theta, problem, train, close)
         (a, b, eta), factor = state.at, state.factor
         at, out, shares = self.sets.train[train], self.sets.held[held], np.exp(-theta)
         rows, Z = self.sets.rows, self.Z[out]
@@ -300,20 +316,20 @@ class ByRows(OneByOne):
         inner = self._kernels(train)
         pulls = shares[:, None] * (inner @ a)
         over = shares[:, None] * (r @ across)  # what the held-out rows want of each group, at the training rows
-        border = np.zeros((Z.shape[1], 1 + len(theta)))
+        border = np.zeros((Z.shape[1], 1 + to.shape[1]))
         border[:, 0] = Z.T @ r
-        moved, shifts = factor.solve(np.column_stack([over.sum(0), -pulls.T]), border)
+        moved, shifts = factor.solve(np.column_stack([over.sum(0), -pulls.T @ to]), border)
         u, along = moved[:, 0], moved[:, 1:]
         c = -factor.second * u
         da, db = -factor.second[:, None] * along, shifts[:, 1:]
         wanted = shares[:, None] * (inner @ c) + over
         gradient = -(wanted @ a)
-        seen = -pulls_out.T + np.tensordot(shares, across, 1) @ da + Z @ db
-        crossed = wanted @ da
-        hessian = seen.T @ ((rows.s[out] * second)[:, None] * seen) - crossed - crossed.T - np.diag(gradient)
+        seen = -pulls_out.T @ to + np.tensordot(shares, across, 1) @ da + Z @ db
+        crossed = to.T @ wanted @ da
+        hessian = seen.T @ ((rows.s[out] * second)[:, None] * seen) - crossed - crossed.T - (to.T * gradient) @ to
         hessian -= along.T @ ((rows.s[at] * third * u)[:, None] * along)
-        state.moves = (da, db)
-        return Derived(float(rows.s[out] @ each), gradient, hessian)
+        state.moves, state.to = (da, db, along), to
+        return Derived(each, float(rows.s[out] @ each), gradient @ to, hessian)
 
 
 class Bordered:
@@ -330,7 +346,7 @@ class Bordered:
         self.root = np.sqrt(self.second)
         matrix = K * self.root
         matrix *= self.root[:, None]
-        matrix[np.diag_indices_from(matrix)] += 1.0
+        matrix.flat[:: len(matrix) + 1] += 1.0
         self.factor, failed = dpotrf(matrix.T, lower=1, clean=0, overwrite_a=1)
         if failed:
             raise LinAlgError("the kernel of the rows is not positive definite")

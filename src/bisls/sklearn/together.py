@@ -10,7 +10,7 @@ import numpy as np
 
 from bisls.sklearn.cells import Cells, Products, Ridges, Sets
 from bisls.sklearn.descent import Evaluated, descend
-from bisls.sklearn.kernels import ByColumns, ByRows
+from bisls.sklearn.kernels import ByColumns, ByRows, OneByOne
 from bisls.sklearn.lower import WIDE, Array, Logistic, Loss, Rows, Solved, Squared
 from bisls.sklearn.nested import nested_splits
 from bisls.sklearn.tuning import (
@@ -30,7 +30,7 @@ from bisls.sklearn.tuning import (
 MANY = 32  # groups up to which Hessians are formed
 KERNELS = 5 * 10**6  # numbers in the kernels of all groups, at most
 FREE = 10  # columns of no penalty, at most, beside kernels
-MAIN, INNER, COARSE = 1e-8, 1e-6, 1e-4  # Newton decrements, of the rows' weight, before the last step of lower problems
+MAIN, INNER, COARSE = 1e-8, 1e-6, 1e-3  # Newton decrements, of the rows' weight, before the last step of lower problems
 TURNS = 8  # Newton steps for the last digits of one penalty
 NOWHERE = 1e-2  # a step for the last digits that is longer has no root nearby
 
@@ -50,7 +50,7 @@ class Problems:
         nested: Whether only widths are compared by them: the last step of a descent is taken unseen.
     """
 
-    cells: Any
+    cells: Any  # `Cells`, and whether all lower problems were solved
     weights: Array
     loss: Loss
     rows: Rows
@@ -73,15 +73,15 @@ class Problems:
         first: list[Any] = []
 
         def evaluate(x: Array, which: Index) -> Evaluated:
-            values, gradients, hessians = self.cells.evaluate(x * ones, which, self.close)
+            values, gradients, hessians = self.cells.evaluate(x * ones, which, self.close, ones.T)
             self._see(0.0, values)
             if not first:
                 first.append(np.maximum(values, 1e-300))
             scale = self.rows.weight / first[0][which]
             return (
                 values * scale,
-                gradients.sum(1, keepdims=True) * scale[:, None],
-                hessians.sum((1, 2))[:, None, None] * scale[:, None, None],
+                gradients * scale[:, None],
+                hessians * scale[:, None, None],
             )
 
         low, high = np.log(1e-7 * unit), np.log(1e6 * unit)
@@ -94,17 +94,18 @@ class Problems:
         ]
         return [self._polished(found[0])] if near is None and len(found) == 1 else found
 
-    def widened(self, before: list[Tuned], spread: float, scale: float) -> list[Tuned]:
-        """A penalty a group under a prior of this width, from where a narrower one ended."""
+    def widened(self, before: list[Tuned], spread: float, scale: float, on_the_way: bool = False) -> list[Tuned]:
+        """A penalty a group under a prior of this width, from where a narrower one ended; roughly where a wider one follows."""
         G = self.grouping.count
         free = not np.isfinite(spread)
         tau = 1.0 if free else spread
         to = np.hstack([np.ones((G, 1)), tau * np.eye(G)])  # theta = to x
+        own = np.eye(G)
         prior = np.append(0.0, np.full(G, 0.0 if free else 1.0))
         self.seen.clear()
 
         def evaluate(x: Array, which: Index) -> Evaluated:
-            values, gradients, hessians = self.cells.evaluate(x @ to.T, which, self.close)
+            values, gradients, hessians = self.cells.evaluate(x @ to.T, which, self.close, own)
             self._see(spread, values)
             factor = self.weights[which] / scale
             return (
@@ -117,29 +118,36 @@ class Problems:
         low = np.append(np.log(1e-7 * unit), np.full(G, -REACH / tau))
         high = np.append(np.log(1e6 * unit), np.full(G, REACH / tau))
         start = np.array([np.append(one.common, (one.theta - one.common) / tau) for one in before])
-        ended = self._descended(evaluate, start, (low, high), np.append(1.0, np.full(G, tau)))
+        ended = self._descended(evaluate, start, (low, high), np.append(1.0, np.full(G, tau)), on_the_way)
         values = (ended.values - 0.5 * (prior * ended.x**2).sum(1)) * scale / self.weights
         return [
             Tuned(to @ x, spread, float(value), ended.steps, ended.converged, (*one.history, *self.seen))
             for x, value, one in zip(ended.x, values, before, strict=True)
         ]
 
-    def _descended(self, evaluate: Any, start: Array, room: tuple[Array, Array], units: Array) -> Any:
-        search = self.search
-        return descend(evaluate, start, room, units, tol=search.tol, max_iter=search.max_iter, unseen=self.nested)
+    def _descended(
+        self, evaluate: Any, start: Array, room: tuple[Array, Array], units: Array, rough: bool = False
+    ) -> Any:
+        tol = max(self.search.tol, LOOSE) if rough else self.search.tol
+        unseen = rough or self.nested
+        return descend(evaluate, start, room, units, tol=tol, max_iter=self.search.max_iter, unseen=unseen)
 
     def _see(self, spread: float, values: Array) -> None:
         self.seen.append({"spread": spread, "cv_loss": float(values[0])})
 
     def _coarse(self, every: Index, unit: float) -> float:
         """The best of some common penalties, from above."""
-        best, near, risen = np.inf, 0.0, 0
+        best, near, risen, memory = np.inf, 0.0, 0, self.cells.remembered()
         for share in self.loss.coarse:
             theta = np.full((len(every), self.grouping.count), np.log(share * unit))
             value = float(self.cells.values(theta, every, COARSE).sum())
-            best, near, risen = (value, float(theta[0, 0]), 0) if value < best else (best, near, risen + 1)
+            if value < best:
+                best, near, risen, memory = value, float(theta[0, 0]), 0, self.cells.remembered()
+            else:
+                risen += 1
             if risen >= RISES:
                 break
+        self.cells.recall(memory)
         return near
 
     def _polished(self, tuned: Tuned) -> Tuned:
@@ -147,7 +155,7 @@ class Problems:
         every, ones = np.zeros(1, dtype=np.intp), np.ones((1, self.grouping.count))
         x = tuned.common
         for _ in range(TURNS):
-            _, gradients, hessians = self.cells.evaluate(x * ones, every, TIGHT)
+            _, gradients, hessians = self.cells.evaluate(x * ones, every, TIGHT, ones.T)
             slope, bend = float(gradients.sum()), float(hessians.sum())
             step = -slope / bend if bend > 0 else np.inf
             if not abs(step) <= NOWHERE:  # the minimum lies on the border
@@ -156,7 +164,7 @@ class Problems:
             if abs(step) < 1e-6:  # its square is below rounding
                 break
         value = float(self.cells.values(x * ones, every, TIGHT)[0])
-        better = value <= tuned.value * (1 + 1e-9)
+        better = value <= tuned.value * (1 + 1e-6)  # which was of lower problems solved less exactly
         return replace(tuned, theta=x * ones[0], value=value) if better else tuned
 
 
@@ -175,9 +183,9 @@ class Alone:
         """One penalty for all."""
         return self.problems.common(near)[0]
 
-    def widened(self, before: Tuned, spread: float, scale: float) -> Tuned:
+    def widened(self, before: Tuned, spread: float, scale: float, on_the_way: bool = False) -> Tuned:
         """A penalty a group."""
-        return self.problems.widened([before], spread, scale)[0]
+        return self.problems.widened([before], spread, scale, on_the_way)[0]
 
 
 @dataclass
@@ -199,7 +207,7 @@ class Nest:
     def judged(self, tuned: list[Tuned]) -> tuple[Array, Array]:
         """The losses of the rows of each fold, and their weights."""
         theta = np.array([one.theta for one in tuned])
-        return np.concatenate(self.outer.each(theta, self.problems.close)), self.weights
+        return np.concatenate(self.outer.each(theta, self.problems.close, np.eye(theta.shape[1]))), self.weights
 
 
 @dataclass(frozen=True)
@@ -237,9 +245,13 @@ class Newton:
     def nest(self) -> Nest:
         """Nested folds, less exactly; in step, so not side by side."""
         search = Search(max(self.search.tol, LOOSE), min(self.search.max_iter, SHORT))
+        inner = self._problems(self._inner, search, INNER, True)
         outer = self._cells(Sets(self.rows, [[split] for split in self.splits]))
+        for cells in (inner.cells, outer):
+            if isinstance(cells, OneByOne):  # a training set of the folds for each problem
+                cells.follow(self.all.problems.cells)
         weights = np.concatenate([self.rows.s[held] for _, held in self.splits])
-        return Nest(self._problems(self._inner, search, INNER, True), outer, weights)
+        return Nest(inner, outer, weights)
 
     def fitted(self, theta: Array) -> Solved:
         """The coefficients on all rows."""
