@@ -27,6 +27,7 @@ from bisls.sklearn.tuning import Exact, Search, Tuned
 
 FEW = 1000  # coefficients, or rows if they are fewer, up to which lower problems are solved by factors
 DENSE = 2 * 10**8  # numbers up to which a sparse table is made dense
+LEAST = 1e-290  # what a loss is divided by, at least: a constant target has none
 NARROW = 600  # columns up to which BLAS is given one thread: more of them would wait for each other
 
 
@@ -184,7 +185,7 @@ class GroupCV(BaseEstimator):
         if self.fit_intercept:
             table = np.column_stack([table, np.ones(len(table))])
         rows = Rows(table, targets, s)
-        splits = self._splits(X, y)
+        splits = self._splits(X, y, s)
         with _threads().limit(limits=1 if table.shape[1] <= NARROW else None, user_api="blas"):
             engine = self._engine(loss, rows, columns, splits)
             tuned = self._tune(engine, splits, columns)
@@ -218,7 +219,7 @@ class GroupCV(BaseEstimator):
         names = getattr(self, "feature_names_in_", None)
         return Columns.read(type(self).__name__, count, names, self.groups, self.penalty_factors)
 
-    def _splits(self, X: Any, y: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _splits(self, X: Any, y: Any, s: Array) -> list[tuple[np.ndarray, np.ndarray]]:
         cv = self.cv
         if isinstance(cv, Integral) and not isinstance(cv, bool) and self.random_state is not None:
             kind = StratifiedKFold if self._classifies else KFold
@@ -232,6 +233,10 @@ class GroupCV(BaseEstimator):
                 raise ValueError(
                     f"`{type(self).__name__}(cv=...)`: every fold needs rows to train on and rows held out"
                 )
+            if not s[pair[0]].sum() > 0:
+                raise ValueError(
+                    f"`{type(self).__name__}.fit(sample_weight=...)`: the training rows of a fold weigh nothing"
+                )
             made.append(pair)
         if not made:
             raise ValueError(f"`{type(self).__name__}(cv=...)`: there must be at least one fold")
@@ -241,7 +246,7 @@ class GroupCV(BaseEstimator):
         """One penalty, then one a group where nested folds, or the user, ask for it."""
         folds = engine.all if isinstance(engine, Newton) else engine.on(splits)
         shared: Tuned = folds.common()
-        scale, unit = max(self._scale(shared.value), np.finfo(float).tiny), self._unit()
+        scale, unit = max(self._scale(shared.value), LEAST), self._unit()
         spread, self.nested_loss_, self.nested_error_, self.improved_ = 0.0, {}, {}, None
         if engine.grouping.count > 1:
             if self.spread == "auto":

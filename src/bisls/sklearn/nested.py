@@ -21,10 +21,11 @@ def path(spread: float) -> tuple[float, ...]:
     return (*(width for width in WIDTHS if width < spread), spread) if spread > 0 else ()
 
 
-def nested_splits(splits: Splits, outer: int) -> list[tuple[Index, Index]]:
+def nested_splits(splits: Splits, outer: int, s: Array | None = None) -> list[tuple[Index, Index]]:
     """The other folds, within the training rows of one: no splitter is asked again, so any list of splits can be nested.
 
-    With two folds nothing of the other is left; then the training rows are halved.
+    With two folds nothing of the other is left; then the training rows are halved. Where weights are given, splits whose rows
+    weigh nothing are left out.
     """
     inside = splits[outer][0]
     known = np.zeros(1 + max(int(at.max()) for pair in splits for at in pair), dtype=bool)
@@ -32,8 +33,10 @@ def nested_splits(splits: Splits, outer: int) -> list[tuple[Index, Index]]:
     inner = []
     for fold, (train, held) in enumerate(splits):
         pair = (train[known[train]], held[known[held]])
-        if fold != outer and len(pair[0]) and len(pair[1]):
+        if fold != outer and all(len(at) and (s is None or s[at].sum() > 0) for at in pair):
             inner.append(pair)
+    if s is not None and not inner:
+        inside = inside[s[inside] > 0]
     return inner or [(inside[::2], inside[1::2]), (inside[1::2], inside[::2])]
 
 
@@ -82,7 +85,7 @@ class Nested:
     @staticmethod
     def of(engine: Any, splits: Splits, n_jobs: int | None) -> Nested:
         """By an engine with ``on(splits, nested)``."""
-        inner = [engine.on(nested_splits(splits, fold), True) for fold in range(len(splits))]
+        inner = [engine.on(nested_splits(splits, fold, engine.rows.s), True) for fold in range(len(splits))]
         return Nested(inner, [engine.on([split], True) for split in splits], n_jobs)
 
     def _each(self, jobs: Any) -> list[Any]:

@@ -259,7 +259,7 @@ class Newton:
 
     @cached_property
     def _inner(self) -> list[Any]:
-        return [nested_splits(self.splits, fold) for fold in range(len(self.splits))]
+        return [nested_splits(self.splits, fold, self.rows.s) for fold in range(len(self.splits))]
 
     @cached_property
     def _by_rows(self) -> bool:
