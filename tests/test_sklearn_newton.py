@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.model_selection import KFold, ShuffleSplit
 
-from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV
+from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedLassoCV
 from bisls.sklearn.cells import Products, Ridges, Sets
 from bisls.sklearn.descent import descend
 from bisls.sklearn.kernels import ByColumns, ByRows
@@ -126,3 +126,23 @@ def test_both_ways_above_lead_to_the_same_penalties(estimator, columns, monkeypa
     assert one.group_penalties_["all"] == pytest.approx(estimator().fit(X, y).group_penalties_["all"], rel=1e-4)
     assert newton.group_penalties_["noise"] > 2 * newton.group_penalties_["signal"]
     assert len(newton.history_) < len(other.history_)
+
+
+def test_hostile_numbers_are_taken_or_said():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 8))
+    y, half = X[:, 0] + rng.normal(size=60), [0] * 4 + [1] * 4
+    plain = GroupRidgeCV(half).fit(X, y)
+    for size in (1e140, 1e-140):  # squares of the target would leave the range of numbers
+        other = GroupRidgeCV(half).fit(X, y * size)
+        np.testing.assert_allclose(other.coef_ / size, plain.coef_, rtol=1e-9)
+        assert other.spread_ == plain.spread_
+    assert GroupRidgeCV(half).fit(X, np.ones(60)).cv_loss_ == 0
+    wide = GroupRidgeCV(np.arange(10_000) % 5).fit(rng.normal(size=(60, 10_000)), y)
+    assert np.all(np.isfinite(wide.coef_))
+    with pytest.raises(ValueError, match="the training rows of a fold weigh nothing"):
+        GroupRidgeCV(half).fit(X, y, sample_weight=(np.arange(60) < 12).astype(float))
+    some = GroupRidgeCV(half).fit(X, y, sample_weight=(np.arange(60) < 20).astype(float))
+    assert np.isfinite(some.cv_loss_)
+    with pytest.raises(ValueError, match=r"products of 5,001 columns.*GroupRidgeCV takes more columns"):
+        WeightedLassoCV(np.arange(5000) % 5).fit(rng.normal(size=(60, 5000)), y)
