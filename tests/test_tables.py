@@ -169,6 +169,11 @@ HOSTILE = {
     "bytes": (b"PK\x03\x04\x00\x00\x00", "neither CSV nor Parquet"),
     "torn parquet": (b"PAR1 and no more", "is no Parquet file that can be read"),
     "the same name twice": (b" outcome,outcome\n" + b"1,2\n" * 30, "more than one column 'outcome'"),
+    "the very same name twice": (b"a,outcome,outcome\n" + b"1,2,3\n" * 30, "more than one column 'outcome'"),
+    "a target too large": (
+        "a,outcome\n" + "\n".join(f"{i % 7},{i}e180" for i in range(40)),
+        "whose squares are no numbers",
+    ),
     "infinite target": (b"a,outcome\n" + b"1,2.5\n2,inf\n3,1.5\n" * 30, "no finite numbers"),
     "rows of other lengths": (b'a,outcome\n1,2\n"3,4\n' * 9, "is no CSV file that can be read"),
 }
@@ -226,6 +231,18 @@ def test_odd_tables_are_taken(tmp_path):
     assert "'größe' is read as numbers" in said
     assert "left out, since they have no value at all: 'leer'" in said
     assert json.loads((tmp_path / "out" / "result.json").read_text())["classes"] == ["a", "b", "c"]
+
+
+def test_a_rival_that_cannot_be_fitted_is_said(tmp_path):
+    """Two rows of a class: their folds have none of it to train on, within."""
+    rows = "\n".join(f"{i * 7 % 11},{'a' if i < 2 else 'b'}" for i in range(40))
+    (tmp_path / "t.csv").write_text(f"x,y\n{rows}")
+    done = run("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "is not shown, since it cannot be fitted on these folds" in done.output
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert len(result["rivals"]) < 2
+    assert any("is not shown" in sentence for sentence in result["said"])
 
 
 def test_verdicts():

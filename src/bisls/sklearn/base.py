@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from numbers import Integral, Real
 from typing import Any, ClassVar
@@ -15,16 +16,25 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from bisls._check import shown
 from bisls.sklearn.columns import Columns
 from bisls.sklearn.lower import Array, Loss, Rows
-from bisls.sklearn.tuning import Exact, Search, Tuned, choose, path
+from bisls.sklearn.nested import Nested, choose, path
+from bisls.sklearn.together import Newton
+from bisls.sklearn.tuning import Exact, Search, Tuned
 
 FEW = 1000  # coefficients, or rows if they are fewer, up to which lower problems are solved by factors
 DENSE = 2 * 10**8  # numbers up to which a sparse table is made dense
+LEAST = 1e-290  # what a loss is divided by, at least: a constant target has none
 NARROW = 600  # columns up to which BLAS is given one thread: more of them would wait for each other
+
+
+@cache
+def _threads() -> ThreadpoolController:
+    """The libraries that have threads, looked for once: that takes longer than a small fit."""
+    return ThreadpoolController()
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,7 @@ class GroupCV(BaseEstimator):
         """Set ``coef_`` and ``intercept_``."""
         raise NotImplementedError
 
-    def _engine(self, loss: Loss, rows: Rows, columns: Columns) -> Any:
+    def _engine(self, loss: Loss, rows: Rows, columns: Columns, splits: Any) -> Any:
         """What tunes the penalties."""
         grouping = columns.grouping(self.fit_intercept)
         solver = self.solver
@@ -129,7 +139,8 @@ class GroupCV(BaseEstimator):
             solver = "exact" if few else "bisls"
         search = Search(self.tol, self.max_iter)
         if solver == "exact":
-            return Exact(loss, rows, grouping, search)
+            newton = Newton(loss, rows, grouping, search, splits)
+            return newton if newton.suits else Exact(loss, rows, grouping, search)
         from bisls.sklearn.batched import Batched  # torch comes with it
 
         return Batched(loss, rows, grouping, search)
@@ -174,9 +185,9 @@ class GroupCV(BaseEstimator):
         if self.fit_intercept:
             table = np.column_stack([table, np.ones(len(table))])
         rows = Rows(table, targets, s)
-        splits = self._splits(X, y)
-        with threadpool_limits(1 if table.shape[1] <= NARROW else None, user_api="blas"):
-            engine = self._engine(loss, rows, columns)
+        splits = self._splits(X, y, s)
+        with _threads().limit(limits=1 if table.shape[1] <= NARROW else None, user_api="blas"):
+            engine = self._engine(loss, rows, columns, splits)
             tuned = self._tune(engine, splits, columns)
             fitted = engine.fitted(tuned.theta)
         self._tell(tuned, columns, fitted.closed)
@@ -208,7 +219,7 @@ class GroupCV(BaseEstimator):
         names = getattr(self, "feature_names_in_", None)
         return Columns.read(type(self).__name__, count, names, self.groups, self.penalty_factors)
 
-    def _splits(self, X: Any, y: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _splits(self, X: Any, y: Any, s: Array) -> list[tuple[np.ndarray, np.ndarray]]:
         cv = self.cv
         if isinstance(cv, Integral) and not isinstance(cv, bool) and self.random_state is not None:
             kind = StratifiedKFold if self._classifies else KFold
@@ -222,6 +233,10 @@ class GroupCV(BaseEstimator):
                 raise ValueError(
                     f"`{type(self).__name__}(cv=...)`: every fold needs rows to train on and rows held out"
                 )
+            if not s[pair[0]].sum() > 0:
+                raise ValueError(
+                    f"`{type(self).__name__}.fit(sample_weight=...)`: the training rows of a fold weigh nothing"
+                )
             made.append(pair)
         if not made:
             raise ValueError(f"`{type(self).__name__}(cv=...)`: there must be at least one fold")
@@ -229,13 +244,14 @@ class GroupCV(BaseEstimator):
 
     def _tune(self, engine: Any, splits: Any, columns: Columns) -> Tuned:
         """One penalty, then one a group where nested folds, or the user, ask for it."""
-        folds = engine.on(splits)
+        folds = engine.all if isinstance(engine, Newton) else engine.on(splits)
         shared: Tuned = folds.common()
-        scale, unit = max(self._scale(shared.value), np.finfo(float).tiny), self._unit()
+        scale, unit = max(self._scale(shared.value), LEAST), self._unit()
         spread, self.nested_loss_, self.nested_error_, self.improved_ = 0.0, {}, {}, None
         if engine.grouping.count > 1:
             if self.spread == "auto":
-                choice = choose(engine, splits, shared.common, scale, self.n_jobs)
+                nest = engine.nest if isinstance(engine, Newton) else Nested.of(engine, splits, self.n_jobs)
+                choice = choose(nest, shared.common, scale)
                 spread = choice.spread
                 self.nested_loss_ = {width: unit * loss for width, loss in choice.losses.items()}
                 self.nested_error_ = {width: unit * error for width, error in choice.errors.items()}
@@ -244,7 +260,8 @@ class GroupCV(BaseEstimator):
                 spread = float(self.spread)
         tuned = shared
         for width in path(spread):
-            tuned = folds.widened(tuned, width, scale)
+            way = {"on_the_way": width < spread} if isinstance(engine, Newton) else {}
+            tuned = folds.widened(tuned, width, scale, **way)
         self.cv_loss_, self.cv_loss_shared_ = unit * tuned.value, unit * shared.value
         self.spread_ = spread
         self._closed = folds.closed

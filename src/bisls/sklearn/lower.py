@@ -10,7 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,8 @@ WIDE = 2  # columns over rows from which on a factor is one of the rows
 LITTLE = 1e-6  # the same in a factor by rows, which only preconditions
 CLOSE = 1e-14  # the Newton decrement, of the rows' weight, at which a solution is one
 FLAT = 1e-10  # below this values of the loss tell nothing any more: steps are taken as they are, while they shrink
+SINGLE = 1e-4  # tolerances from which on conjugate gradients see columns in single precision
+ENOUGH = 1e-7  # decrements from which on the Hessian of a Newton step may be one of single precision
 COARSE: Array = 10.0 ** np.arange(2.0, -6.5, -1.0)
 PATIENCE = 5  # conjugate gradients with a factor nearby that need more are slower than a new factor
 NEWTON = 60  # Newton steps at most; some ten are usual from nothing, one or two from a neighbour
@@ -37,10 +40,23 @@ class Rows:
     y: Array
     s: Array
 
+    def at(self, which: NDArray[np.intp]) -> Rows:
+        """Some of them."""
+        return Rows(np.ascontiguousarray(self.X[which]), self.y[which], self.s[which])
+
     @property
     def weight(self) -> float:
         """The sum of the weights."""
         return float(self.s.sum())
+
+    @cached_property
+    def single(self) -> NDArray[np.float32]:
+        """The columns in single precision, for products of which three digits are wanted: half as much to read."""
+        return self.X.astype(np.float32)
+
+    def columns(self, tol: float) -> Any:
+        """The columns as exactly as products that are right to this tolerance want them."""
+        return self.single if tol >= SINGLE else self.X
 
     @property
     def wide(self) -> bool:
@@ -110,8 +126,8 @@ class Loss(ABC):
         """The second derivatives by the linear predictor, as what they make of a change of it; weighted."""
 
     @abstractmethod
-    def curved(self, rows: Rows, w: Array) -> Array:
-        """The Hessian of the summed loss by w, flattened class after class."""
+    def curved(self, rows: Rows, w: Array, single: bool = False) -> Array:
+        """The Hessian of the summed loss by w, flattened class after class; in single precision where that is enough."""
 
     def prepared(self, rows: Rows) -> Any:
         """What can be computed once for rows that are solved again and again."""
@@ -151,7 +167,7 @@ class Loss(ABC):
             gradient = rows.X.T @ (rows.s[:, None] * slope) + p * w
             step = None if factor is None else self._conjugate(rows, p, w, factor, gradient, 0.05, PATIENCE)
             if step is None:
-                factor = self._factor(rows, penalties, w)
+                factor = self._factor(rows, penalties, w, close >= ENOUGH)
                 step = self._back(factor, gradient)
             decrement = float((gradient * step).sum())
             if not np.isfinite(decrement):
@@ -172,16 +188,20 @@ class Loss(ABC):
             last = decrement
         return Solved(w, self._solver(rows, penalties, w, factor, close**0.5), factor, closed)
 
-    def _factor(self, rows: Rows, penalties: Array, w: Array) -> Any:
+    def _factor(self, rows: Rows, penalties: Array, w: Array, single: bool = False) -> Any:
         second = self.diagonal(rows, w) if rows.wide else None
-        if (
-            second is not None
-        ):  # what is not penalised must have something to divide by; conjugate gradients see to the rest
+        if second is not None:
+            # what is not penalised must have something to divide by; conjugate gradients see to the rest
             d = penalties + np.where(penalties == 0, LITTLE, JITTER) * rows.weight
             return Wide(rows.X * np.sqrt(second)[:, None], d)
-        hessian = self.curved(rows, w)
+        hessian = self.curved(rows, w, single)
         hessian[np.diag_indices_from(hessian)] += np.tile(penalties, self.outputs) + JITTER * rows.weight
-        return cho_factor(hessian, lower=True, overwrite_a=True, check_finite=False)
+        try:
+            return cho_factor(hessian, lower=True, overwrite_a=True, check_finite=False)
+        except LinAlgError:
+            if single:  # columns that are alike
+                return self._factor(rows, penalties, w)
+            raise
 
     def _back(self, factor: Any, v: Array) -> Array:
         if isinstance(factor, Wide):
@@ -198,7 +218,7 @@ class Loss(ABC):
 
     def _conjugate(self, rows: Rows, p: Array, w: Array, factor: Any, b: Array, tol: float, most: int) -> Array | None:
         """The solution of H z = b by conjugate gradients, preconditioned by a factor nearby; None where that takes long."""
-        bend, jitter = self.bent(rows, w), JITTER * rows.weight
+        bend, jitter, X = self.bent(rows, w), JITTER * rows.weight, rows.columns(tol)
         z, r = np.zeros_like(b), b
         m = self._back(factor, r)
         d, rho = m, float((r * m).sum())
@@ -206,7 +226,7 @@ class Loss(ABC):
         for _ in range(most):
             if rho <= goal or rho <= 0.0:
                 return z
-            Hd = rows.X.T @ bend(rows.X @ d) + (p + jitter) * d
+            Hd = X.T @ bend(X @ d.astype(X.dtype, copy=False)).astype(X.dtype, copy=False) + (p + jitter) * d
             along = rho / float((d * Hd).sum())
             z = z + along * d
             r = r - along * Hd
@@ -216,15 +236,27 @@ class Loss(ABC):
         return z if rho <= goal else None
 
 
+class Bent(Protocol):
+    """A loss of one linear predictor, with its derivatives by it."""
+
+    def bends(self, eta: Array, y: Array) -> tuple[Array, Array, Array, Array]:
+        """The loss of each row and its first three derivatives by the linear predictor, not weighted."""
+
+
 class Squared(Loss):
     """Half the squared error. The Hessian does not depend on w, so one factor solves it."""
+
+    def bends(self, eta: Array, y: Array) -> tuple[Array, Array, Array, Array]:
+        """Half the square of the residual, the residual, 1 and 0."""
+        residual = eta - y
+        return 0.5 * residual * residual, residual, np.ones_like(eta), np.zeros_like(eta)
 
     def each(self, rows: Rows, w: Array) -> tuple[Array, Array]:
         """Half the square of the residual, and the residual."""
         residual = rows.X @ w[:, 0] - rows.y
         return 0.5 * residual * residual, residual[:, None]
 
-    def curved(self, rows: Rows, w: Array) -> Array:
+    def curved(self, rows: Rows, w: Array, single: bool = False) -> Array:
         """X' S X."""
         return np.asarray(rows.X.T @ (rows.s[:, None] * rows.X))
 
@@ -268,6 +300,12 @@ class Squared(Loss):
 class Logistic(Loss):
     """The log-loss of two classes; targets are 0 and 1."""
 
+    def bends(self, eta: Array, y: Array) -> tuple[Array, Array, Array, Array]:
+        """``log(1 + exp(eta)) - y eta``, p - y, p (1 - p) and p (1 - p) (1 - 2 p)."""
+        p = expit(eta)
+        second = p * (1.0 - p)
+        return np.logaddexp(0.0, eta) - y * eta, p - y, second, second * (1.0 - 2.0 * p)
+
     def each(self, rows: Rows, w: Array) -> tuple[Array, Array]:
         """``log(1 + exp(eta)) - y eta``."""
         eta = rows.X @ w[:, 0]
@@ -283,11 +321,12 @@ class Logistic(Loss):
         p = expit(rows.X @ w[:, 0])
         return np.asarray(rows.s * p * (1.0 - p))
 
-    def curved(self, rows: Rows, w: Array) -> Array:
+    def curved(self, rows: Rows, w: Array, single: bool = False) -> Array:
         """X' S diag(p (1 - p)) X."""
         p = expit(rows.X @ w[:, 0])
-        scaled = rows.X * np.sqrt(rows.s * p * (1.0 - p))[:, None]
-        return np.asarray(scaled.T @ scaled)
+        X: Any = rows.single if single else rows.X
+        scaled = X * np.sqrt(rows.s * p * (1.0 - p))[:, None].astype(X.dtype, copy=False)
+        return np.asarray(scaled.T @ scaled, dtype=float)
 
 
 @dataclass(frozen=True)
@@ -327,7 +366,7 @@ class Multinomial(Loss):
         P = softmax(rows.X @ w, axis=1)
         return lambda eta: rows.s[:, None] * P * (eta - (P * eta).sum(1, keepdims=True))
 
-    def curved(self, rows: Rows, w: Array) -> Array:
+    def curved(self, rows: Rows, w: Array, single: bool = False) -> Array:
         """Blocks X' S diag(P_a (1[a = b] - P_b)) X."""
         P = softmax(rows.X @ w, axis=1)
         n = rows.X.shape[1]

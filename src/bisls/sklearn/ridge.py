@@ -30,13 +30,13 @@ class GroupRidgeCV(RegressorMixin, GroupCV):
         penalty_factors: A factor a column, or a mapping of columns to factors; the others have 1. 0 is never penalised.
         spread: The width of the prior on the logarithm of the penalties: "auto" (by nested folds), 0 (one penalty), inf (free).
         cv: Folds: a number, a splitter, or an iterable of splits.
-        solver: "exact": lower problems by Cholesky factors, L-BFGS above. "bisls": both levels by `bisls.BiSLS`, for many
-            columns (it imports torch). "auto": the first up to 1,000 columns or rows.
+        solver: "exact": lower problems by Cholesky factors, Newton's method above (L-BFGS for more than 32 groups). "bisls":
+            both levels by `bisls.BiSLS`, for many columns (it imports torch). "auto": the first up to 1,000 columns or rows.
         fit_intercept: Whether there is an intercept; it is never penalised.
         standardize: Divide columns by their standard deviation before they are penalised. Coefficients are in the user's units.
         tol: Relative change of the upper value at which it ends; positive.
         max_iter: Upper iterations for each width of the prior at most, at least 1.
-        n_jobs: Nested folds side by side, in threads; as scikit-learn has it.
+        n_jobs: Nested folds side by side, in threads, where they are not tuned in step (more than 32 groups, several classes).
         random_state: Where ``cv`` is a number: shuffles the rows before they are cut into folds. None does not shuffle.
 
     Attributes:
@@ -69,20 +69,23 @@ class GroupRidgeCV(RegressorMixin, GroupCV):
 
     def _targets(self, y: Any, s: Array) -> tuple[Array, Array, Loss]:
         y = np.asarray(y, dtype=float)
-        # a constant is the intercept's: without it the numbers keep their digits
-        self._middle = float(s @ y / s.sum()) if self.fit_intercept else 0.0
-        return y - self._middle, s, Squared()
+        # a constant is the intercept's: without it the numbers keep their digits; a power of two keeps squares in range
+        middle = float(s @ y / s.sum()) if self.fit_intercept else 0.0
+        power = float(np.ldexp(1.0, int(np.frexp(np.abs(y - middle).max())[1])))
+        self._line = (middle, power)
+        return (y - middle) / power, s, Squared()
 
     def _scale(self, value: float) -> float:
         return 2.0 * value  # the error variance
 
     def _unit(self) -> float:
-        return 2.0  # of half the squared error
+        return float(2.0 * np.square(self._line[1]))  # of half the squared error
 
     def _keep(self, coef: Array, intercept: Array, dtype: Any) -> None:
-        self.coef_ = coef[0]
-        self.intercept_ = float(intercept[0]) + self._middle if self.fit_intercept else 0.0
-        del self._middle
+        middle, power = self._line
+        self.coef_ = coef[0] * coef.dtype.type(power)
+        self.intercept_ = float(intercept[0]) * power + middle if self.fit_intercept else 0.0
+        del self._line
 
     def predict(self, X: Any) -> Any:
         """The predictions for the rows of a table."""

@@ -11,9 +11,11 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from sklearn.base import RegressorMixin
 
 from bisls.sklearn.base import GroupCV
+from bisls.sklearn.columns import Columns
 from bisls.sklearn.lower import CLOSE, JITTER, Array, Loss, Rows, Solved, Squared
 
 SWEEPS = 2000  # of coordinate descent at most
+PRODUCTS = 3 * 10**8  # numbers in the products of columns of all folds, at most
 CHANGES = 100  # of signs and zeros, and twice as many as there are columns, before coordinate descent is asked
 FINE = 10.0 ** np.arange(0.25, -4.1, -0.25)  # common penalties tried first, a row; targets have variance 1
 
@@ -207,6 +209,16 @@ class WeightedElasticNetCV(RegressorMixin, GroupCV):
         self.l1_ratio = l1_ratio
 
     _solvers: ClassVar[tuple[str, ...]] = ("auto", "exact")
+
+    def _engine(self, loss: Loss, rows: Rows, columns: Columns, splits: Any) -> Any:
+        tables = len(splits) * (len(splits) + 1 if len(columns.groups) > 1 and self.spread == "auto" else 1)
+        count = rows.X.shape[1]
+        if tables * count**2 > PRODUCTS:
+            raise ValueError(
+                f"`{type(self).__name__}.fit(X=...)`: the products of {count:,} columns, for {tables} folds and nested folds, "
+                f"would be {tables * count**2:,} numbers; at most {PRODUCTS:,} are held. GroupRidgeCV takes more columns"
+            )
+        return super()._engine(loss, rows, columns, splits)
 
     def _ratio(self) -> float:
         ratio = self.l1_ratio

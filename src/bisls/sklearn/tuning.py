@@ -11,22 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from joblib import Parallel, delayed
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from bisls.sklearn.lower import Array, Loss, Rows, Solved
 
-WIDTHS = (0.3, 1.0, 3.0)  # the widths that "auto" tries beside 0
 REACH = 12.0  # a group's penalty stays within exp(+-REACH) of the common one
 RISES = 3  # a coarse search from above ends after so many values in turn that are no better
 TIGHT = 1e-20  # the Newton decrement of lower problems where the last digits count
 LOOSE, SHORT = 1e-3, 15  # within nested folds: the tolerance, and upper iterations for each width
-WORSE = 0.5  # by how many the first width must be worse for no other to be tried
-SURE = 1.5  # by how many standard errors of the paired differences groups must be better than one penalty
 
 Index = NDArray[np.intp]
 Splits = Sequence[tuple[Index, Index]]
@@ -73,11 +69,8 @@ class Folds:
     closed: bool = True
 
     def __post_init__(self) -> None:
-        def taken(at: Index) -> Rows:
-            return Rows(np.ascontiguousarray(self.rows.X[at]), self.rows.y[at], self.rows.s[at])
-
-        self.train = [taken(train) for train, _ in self.splits]
-        self.held = [taken(held) for _, held in self.splits]
+        self.train = [self.rows.at(train) for train, _ in self.splits]
+        self.held = [self.rows.at(held) for _, held in self.splits]
         self.prepared = [self.loss.prepared(rows) for rows in self.train]
         self.starts = [(np.zeros((self.rows.X.shape[1], self.loss.outputs)), None) for _ in self.splits]
         self.weight = sum(rows.weight for rows in self.held)
@@ -290,87 +283,3 @@ class Exact:
         """The coefficients on all rows."""
         start = np.zeros((self.rows.X.shape[1], self.loss.outputs))
         return self.loss.solve(self.rows, self.grouping.penalties(theta), start)
-
-
-def path(spread: float) -> tuple[float, ...]:
-    """The widths on the way to this one, itself last; none for 0."""
-    return (*(width for width in WIDTHS if width < spread), spread) if spread > 0 else ()
-
-
-def nested_splits(splits: Splits, outer: int) -> list[tuple[Index, Index]]:
-    """The other folds, within the training rows of one: no splitter is asked again, so any list of splits can be nested.
-
-    With two folds nothing of the other is left; then the training rows are halved.
-    """
-    inside = splits[outer][0]
-    inner = []
-    for fold, (train, held) in enumerate(splits):
-        pair = (np.intersect1d(inside, train), np.intersect1d(inside, held))
-        if fold != outer and len(pair[0]) and len(pair[1]):
-            inner.append(pair)
-    return inner or [(inside[::2], inside[1::2]), (inside[1::2], inside[::2])]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What nested folds say of the widths.
-
-    Attributes:
-        losses: Width -> the mean loss on rows that neither the coefficients nor the penalties have seen.
-        errors: Width -> the standard error of its difference from one penalty.
-        spread: The width chosen; 0 where none is better than one penalty by `SURE` standard errors.
-    """
-
-    losses: dict[float, float]
-    errors: dict[float, float]
-    spread: float
-
-
-class Engine(Protocol):
-    """Minimises the upper level on some splits, and judges what it finds."""
-
-    def on(self, splits: Splits, nested: bool = False) -> Any:
-        """Something with ``common(near)``, ``widened(before, spread, scale)`` and ``each(theta)``."""
-
-
-def choose(engine: Engine, splits: Splits, near: float, scale: float, n_jobs: int | None = None) -> Choice:
-    """The width of the prior, by nested folds.
-
-    In the training rows of each fold penalties are tuned anew, by the other folds; the rows of the fold judge them. Widths are
-    tried from the narrowest on, until one is worse than the one before (the first: clearly).
-
-    Args:
-        engine: Tunes.
-        splits: The folds.
-        near: The logarithm of a common penalty to begin with.
-        scale: Divides the loss where it meets the prior.
-        n_jobs: Folds side by side, in threads.
-    """
-    inner = [engine.on(nested_splits(splits, fold), True) for fold in range(len(splits))]
-    outer = [engine.on([split], True) for split in splits]
-
-    def judged(fold: int, before: Tuned | None, width: float) -> tuple[Tuned, Array, Array]:
-        tuned = inner[fold].common(near) if before is None else inner[fold].widened(before, width, scale)
-        each, weights, _ = outer[fold].each(tuned.theta)
-        return tuned, each, weights
-
-    tuned: list[Any] = [None] * len(splits)
-    losses: dict[float, float] = {}
-    errors: dict[float, float] = {}
-    shared = np.zeros(0)
-    for width in (0.0, *WIDTHS):
-        jobs = (delayed(judged)(fold, tuned[fold], width) for fold in range(len(splits)))
-        found = Parallel(n_jobs=n_jobs, prefer="threads")(jobs)
-        tuned = [one for one, _, _ in found]
-        each, weights = (np.concatenate([one[part] for one in found]) for part in (1, 2))
-        shared = each if width == 0.0 else shared
-        share = weights / weights.sum()
-        losses[width] = float(share @ each)
-        gain = shared - each
-        errors[width] = float(np.sqrt(share**2 @ (gain - share @ gain) ** 2))
-        before = list(losses.values())[-2:][0]
-        if losses[width] > before + (WORSE * errors[width] if before == losses[0.0] else 0.0):
-            break
-    best = min(losses, key=lambda width: losses[width])
-    sure = losses[0.0] - losses[best] > SURE * errors[best]
-    return Choice(losses, errors, best if sure else 0.0)

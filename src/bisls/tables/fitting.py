@@ -27,6 +27,7 @@ from bisls.tables.rivals import losses_of, rivals
 FOLDS = 5
 FEWEST = 20  # rows
 CLASSES = 30  # more are no classes
+LARGEST = 1e100  # of a target
 DISTINCT = 10  # whole numbers with at most so many different values are classes
 NAMES = {"classification": "log-loss", "regression": "squared error"}
 FORMAT = 1  # of model.json
@@ -103,6 +104,13 @@ def run_fit(asked: Asked, out: Path, say: Say) -> tuple[Path, str]:
         {"name": name, **stages.made(f"rival-{number}", name, partial(_measured, rival, ready, asked.seed))}
         for number, (name, rival) in enumerate(rivals(ready.task, ready.X, ready.y), 1)
     ]
+    for rival in beside:
+        if "failed" in rival:
+            ready.said.append(
+                f"{rival['name']} is not shown, since it cannot be fitted on these folds: {rival['failed']}"
+            )
+            say(ready.said[-1])
+    beside = [rival for rival in beside if "failed" not in rival]
     model = {
         "format": FORMAT,
         "version": __version__,
@@ -174,12 +182,16 @@ def _target(values: Any, task: str, target: str) -> tuple[np.ndarray, int]:
         y = as_numbers(values, "number")
         if not np.all(np.isfinite(y)):
             raise TableError(f"the target {target!r} has values that are no finite numbers")
+        if np.abs(y).max() > LARGEST:
+            raise TableError(
+                f"the target {target!r} has values above {LARGEST:g}, whose squares are no numbers: rescale it"
+            )
         if np.ptp(y) == 0:
             raise TableError(f"the target {target!r} is {y[0]:g} in every row: there is nothing to predict")
         return y, FOLDS
     numeric = kind_of(values) == "number"
     y = as_numbers(values, "number") if numeric else as_text(values)
-    if numeric and np.all(y == np.round(y)):
+    if numeric and np.all(y == np.round(y)) and np.abs(y).max() < 2.0**53:
         y = y.astype(int)
     classes, counts = np.unique(y, return_counts=True)
     if len(classes) < 2:
@@ -214,7 +226,10 @@ def _fitted(ready: Prepared, seed: int) -> dict[str, Any]:
 
 
 def _measured(make: Callable[[], Any], ready: Prepared, seed: int) -> dict[str, Any]:
-    each = losses_of(make, ready.task, ready.X, ready.y, ready.splits(seed))
+    try:
+        each = losses_of(make, ready.task, ready.X, ready.y, ready.splits(seed))
+    except ValueError as error:  # a class that its own folds lack, numbers that it cannot square
+        return {"failed": str(error).strip().splitlines()[0]}
     return {"loss": float(each.mean()), "error": float(each.std(ddof=1) / len(each) ** 0.5)}
 
 

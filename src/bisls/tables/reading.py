@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -74,6 +75,11 @@ def _csv(pd: Any, path: Path) -> Any:
         raise TableError(f"{path} is neither CSV nor Parquet: it has bytes that are no text")
     line = head.splitlines()[0]
     separator = max([b",", b";", b"\t"], key=line.count).decode()
+    header = next(csv.reader([line.decode("utf-8-sig", errors="replace")], delimiter=separator), [])
+    names = [name.strip() for name in header if name.strip()]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:  # pandas would call the second one by another name
+        raise TableError(f"{path} has more than one column {twice[0]!r}; give them different names")
     try:
         frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", low_memory=False, index_col=False)
     except UnicodeDecodeError:

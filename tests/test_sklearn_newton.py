@@ -1,0 +1,148 @@
+"""Penalties of some groups by Newton's method above: its derivatives, its descent, and the answers of the other engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.model_selection import KFold, ShuffleSplit
+
+from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedLassoCV
+from bisls.sklearn.cells import Products, Ridges, Sets
+from bisls.sklearn.descent import descend
+from bisls.sklearn.kernels import ByColumns, ByRows
+from bisls.sklearn.lower import Logistic, Rows, Squared
+from bisls.sklearn.together import Newton
+from bisls.sklearn.tuning import Folds, Grouping
+
+EXACT = 1e-20  # how closely lower problems are solved here
+
+
+def by_products(loss, sets, grouping):
+    return Ridges(sets, grouping, Products(sets.rows, sets.held))
+
+
+CELLS = [(by_products, Squared()), (ByRows, Squared()), (ByRows, Logistic()), (ByColumns, Logistic())]
+
+
+def table(loss, columns: int = 6):
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.normal(size=(60, columns)) * rng.uniform(0.5, 3.0, size=columns), np.ones(60)])
+    y = X[:, :6] @ rng.normal(size=6) + rng.normal(size=60)
+    y = (y > 0).astype(float) if isinstance(loss, Logistic) else y
+    factors = np.append(rng.uniform(0.5, 2.0, size=columns), 0.0)
+    grouping = Grouping(np.append(np.arange(columns) % 3, 0), factors, 3)
+    return Rows(X, y, rng.uniform(0.5, 2.0, size=60)), grouping
+
+
+@pytest.mark.parametrize("columns", [6, 80])
+@pytest.mark.parametrize(("kind", "loss"), CELLS, ids=lambda one: getattr(one, "__name__", type(one).__name__))
+def test_gradients_are_those_of_the_folds_and_hessians_those_of_finite_differences(kind, loss, columns):
+    rows, grouping = table(loss, columns)
+    if kind is ByColumns and columns > 60:
+        pytest.skip("more columns than rows are solved by the rows")
+    splits, theta, own = list(KFold(4).split(rows.X)), np.log([2.0, 0.7, 5.0]), np.eye(3)
+    cells, one = kind(loss, Sets(rows, [splits]), grouping), np.arange(1)
+    value, gradient = Folds(loss, rows, splits, grouping, close=EXACT).value(theta)
+    values, gradients, hessians = cells.evaluate(theta[None], one, EXACT, own)
+    assert values[0] == pytest.approx(value, rel=1e-9)
+    np.testing.assert_allclose(gradients[0], gradient, atol=1e-8)
+    assert cells.values(theta[None], one, EXACT)[0] == pytest.approx(value, rel=1e-9)
+    assert np.concatenate(cells.each(theta[None].repeat(4, 0), EXACT, own)) @ rows.s / rows.weight == pytest.approx(
+        value
+    )
+
+    def slope(at):
+        return cells.evaluate(at[None], one, EXACT, own)[1][0]
+
+    numeric = np.array([(slope(theta + 1e-4 * e) - slope(theta - 1e-4 * e)) / 2e-4 for e in own])
+    assert np.abs(numeric).max() > 1e-3  # far above the tolerance
+    np.testing.assert_allclose(hessians[0], numeric, atol=1e-6)
+    along = cells.evaluate(theta[None], one, EXACT, np.ones((3, 1)))
+    np.testing.assert_allclose(along[1][0], gradient.sum(), atol=1e-8)
+    np.testing.assert_allclose(along[2][0], numeric.sum(), atol=3e-6)
+    assert cells.closed
+
+
+@pytest.mark.parametrize("cv", [KFold(4), ShuffleSplit(3, random_state=0)])
+def test_products_by_folds_are_those_of_the_rows(cv):
+    rows, _ = table(Squared())
+    splits = list(cv.split(rows.X))
+    gram, right, weight = Products(rows, [held for _, held in splits]).of([train for train, _ in splits])
+    for one, (train, _) in enumerate(splits):
+        X, y, s = rows.X[train], rows.y[train], rows.s[train]
+        np.testing.assert_allclose(gram[one], X.T @ (s[:, None] * X), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(right[one], X.T @ (s * y), rtol=1e-12, atol=1e-12)
+        assert weight[one] == pytest.approx(s.sum())
+
+
+def test_a_descent_in_step_goes_through_bent_valleys_and_stops_at_bounds():
+    """Rosenbrock's function, another whose Hessian is indefinite at the start, and one whose minimum lies outside the box."""
+    asked = []
+
+    def functions(b, x):
+        u, v = x
+        if b == 0:
+            return (
+                (1 - u) ** 2 + 5 * (v - u**2) ** 2,
+                np.array([-2 * (1 - u) - 20 * u * (v - u**2), 10 * (v - u**2)]),
+                np.array([[2 - 20 * v + 60 * u**2, -20 * u], [-20 * u, 10.0]]),
+            )
+        if b == 1:
+            return (u**2 - 1) ** 2 + v**2, np.array([4 * u * (u**2 - 1), 2 * v]), np.diag([12 * u**2 - 4, 2.0])
+        return (u - 9) ** 2 + 3 * (v - 0.5) ** 2, np.array([2 * (u - 9), 6 * (v - 0.5)]), np.diag([2.0, 6.0])
+
+    def evaluate(x, which):
+        asked.append(which.tolist())
+        parts = [functions(b, one) for b, one in zip(which, x, strict=True)]
+        return tuple(np.array([part[i] for part in parts]) for i in range(3))
+
+    start = np.array([[-1.0, 2.0], [0.1, 1.0], [0.0, 3.0]])
+    box = (np.full(2, -4.0), np.full(2, 4.0))
+    ended = descend(evaluate, start, box, np.ones(2), tol=1e-12, max_iter=60)
+    assert ended.converged
+    np.testing.assert_allclose(ended.x, [[1.0, 1.0], [1.0, 0.0], [4.0, 0.5]], atol=1e-5)
+    np.testing.assert_allclose(ended.values, [0.0, 0.0, 25.0], atol=1e-9)
+    assert asked[0] == [0, 1, 2]
+    assert asked[-1] == [0]  # those that ended are not asked again
+    assert len(asked) < 25
+    assert not descend(evaluate, start, box, np.ones(2), tol=1e-12, max_iter=2).converged
+
+
+@pytest.mark.parametrize("columns", [20, 150])
+@pytest.mark.parametrize("estimator", [GroupRidgeCV, GroupLogisticRegressionCV])
+def test_both_ways_above_lead_to_the_same_penalties(estimator, columns, monkeypatch):
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(90, columns))
+    y = X[:, :5] @ [2.0, -1.5, 1.0, 1.0, -1.0] + 2.0 * rng.normal(size=90)
+    y = (y > 0).astype(int) if estimator is GroupLogisticRegressionCV else y
+    labels = ["signal"] * 5 + ["noise"] * (columns - 5)
+    newton = estimator(labels, spread=1.0, tol=1e-9).fit(X, y)
+    one = estimator().fit(X, y)
+    monkeypatch.setattr(Newton, "suits", False)
+    other = estimator(labels, spread=1.0, tol=1e-9).fit(X, y)
+    assert newton.cv_loss_ == pytest.approx(other.cv_loss_, rel=1e-5)
+    for name in ("signal", "noise"):
+        assert newton.group_penalties_[name] == pytest.approx(other.group_penalties_[name], rel=1e-2)
+    assert one.group_penalties_["all"] == pytest.approx(estimator().fit(X, y).group_penalties_["all"], rel=1e-4)
+    assert newton.group_penalties_["noise"] > 2 * newton.group_penalties_["signal"]
+    assert len(newton.history_) < len(other.history_)
+
+
+def test_hostile_numbers_are_taken_or_said():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 8))
+    y, half = X[:, 0] + rng.normal(size=60), [0] * 4 + [1] * 4
+    plain = GroupRidgeCV(half).fit(X, y)
+    for size in (1e140, 1e-140):  # squares of the target would leave the range of numbers
+        other = GroupRidgeCV(half).fit(X, y * size)
+        np.testing.assert_allclose(other.coef_ / size, plain.coef_, rtol=1e-9)
+        assert other.spread_ == plain.spread_
+    assert GroupRidgeCV(half).fit(X, np.ones(60)).cv_loss_ == 0
+    wide = GroupRidgeCV(np.arange(10_000) % 5).fit(rng.normal(size=(60, 10_000)), y)
+    assert np.all(np.isfinite(wide.coef_))
+    with pytest.raises(ValueError, match="the training rows of a fold weigh nothing"):
+        GroupRidgeCV(half).fit(X, y, sample_weight=(np.arange(60) < 12).astype(float))
+    some = GroupRidgeCV(half).fit(X, y, sample_weight=(np.arange(60) < 20).astype(float))
+    assert np.isfinite(some.cv_loss_)
+    with pytest.raises(ValueError, match=r"products of 5,001 columns.*GroupRidgeCV takes more columns"):
+        WeightedLassoCV(np.arange(5000) % 5).fit(rng.normal(size=(60, 5000)), y)
