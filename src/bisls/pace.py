@@ -27,7 +27,6 @@ ABOVE, CLEARLY = (
     3.0,
 )  # so many losses in a row above the first one, and their mean by so many times their spread: lost
 CALM, CALMEST = 0.1, 0.1  # how fast another loss calms the steps, and how much at most
-AHEAD_OF = 0.85  # where this loss has fallen to so little of what the other has fallen to, each in units of its first value
 CALMER = 0.3  # and by what factor each time that it has risen for long
 DEAD = 10  # so many gradients in a row that are exactly zero, and next to nothing gained: lost as well
 AGAIN = 0.1  # the step to begin anew with, in units of that of the last time
@@ -54,8 +53,6 @@ class Pace:
         spread: What one loss differs from the next, in the running mean.
         above: How many losses in a row were above the first.
         calm: What the steps are multiplied with, at most 1: less where another loss would fall with shorter ones.
-        other_first: That other loss at first; 0 before.
-        other_mean: Its running mean.
         limit: The same, after the other loss has risen for long.
         forgot: How often the first gradients were forgotten.
         dead: How many gradients in a row were exactly zero.
@@ -80,8 +77,6 @@ class Pace:
             "above": Whole(),
             "calm": Number(0.0, 1.0),
             "limit": Number(0.0, 1.0),
-            "other_first": Number(),
-            "other_mean": Number(),
             "forgot": Whole(),
             "dead": Whole(),
         }
@@ -104,8 +99,6 @@ class Pace:
     above: int = 0
     calm: float = 1.0
     limit: float = 1.0
-    other_first: float = 0.0
-    other_mean: float = 0.0
     forgot: int = 0
     dead: int = 0
 
@@ -173,18 +166,10 @@ class Pace:
         above = self.above + 1 if loss > self.first_loss else 0
         return replace(self, mean_loss=mean, last_loss=loss, spread=spread, dead=0, above=above)
 
-    def taught(self, slope: float, value: float) -> Pace:
-        """With another loss and its derivative by the logarithm of the steps: where it would fall with shorter ones, they are.
-
-        Only where this loss has fallen by more than the other: what is learnt is then no good for the other. Otherwise it is
-        noise that makes shorter steps look better, and of noise the ceiling knows.
-        """
-        first = self.other_first or value
-        mean = self.other_mean + FORGET * (value - self.other_mean) if self.other_first else value
-        here, there = self.mean_loss * first, AHEAD_OF * mean * self.first_loss
-        ahead = min(self.first_loss, first, mean, self.mean_loss) <= 0.0 or here < there
-        calm = self.calm * exp(-CALM if slope > 0 and ahead else CALM if slope < 0 else 0.0)
-        return replace(self, calm=min(max(calm, CALMEST), 1.0), other_first=first, other_mean=mean)
+    def taught(self, slope: float) -> Pace:
+        """With the derivative of another loss by the logarithm of the steps: where it would fall with shorter ones, they are."""
+        calm = self.calm * exp(-CALM if slope > 0 else CALM if slope < 0 else 0.0)
+        return replace(self, calm=min(max(calm, CALMEST), 1.0))
 
     def calmed(self) -> Pace:
         """With shorter steps, from now on."""

@@ -31,7 +31,10 @@ from bisls.walk import Scaled, Walk
 OPENING = (0, 1, 2, 4, 7)  # after so many steps the scale of a step is looked for,
 LAST = 3  # the shortest is taken, and in the end the median of so many: while y is not trained, lines say little
 DEAD = 5  # so many hypergradients in a row that are exactly zero, after others that were not: x has gone too far
-LATER, APART = (11, 16, 22, 29), 30.0  # and after so many again, while the longest of these is so many times the shortest
+LATER, APART = (
+    (11, 16, 22, 29),
+    30.0,
+)  # and after so many again, while the longest of these is so many times the shortest
 CLIP, RECENT = 2.0, 0.1  # a hypergradient is no longer than so many times the running mean of their norms, and its rate
 
 

@@ -289,7 +289,7 @@ class Solver:
         if taken.status is Status.RETURNED:
             self._lower_state = self.lower.calmed(self._lower_state) or {}
         elif isfinite(estimate.lower_slope):
-            self._lower_state = self.lower.taught(self._lower_state, estimate.lower_slope, estimate.value)
+            self._lower_state = self.lower.taught(self._lower_state, estimate.lower_slope)
         self._trend = self._trend.with_value(estimate.value)
         noticed = Status.NO_INFLUENCE if uninfluenced else Status.UPPER_ROSE if self._trend.risen else Status.OK
         upper, linear = worst(taken.status, noticed), worst(estimate.status, taken.linear)

@@ -251,8 +251,8 @@ class LowerPart(ABC):
         """The state with shorter steps, after the upper loss has risen and y went back; None where the steps are not ours."""
         return None
 
-    def taught(self, state: State, slope: float, value: float) -> State:
-        """The state after the upper loss was found, and how it depends on the logarithm of the step size; most learn nothing."""
+    def taught(self, state: State, slope: float) -> State:
+        """The state after the upper loss was found to depend so on the logarithm of the step size; most parts do not learn so."""
         return state
 
     def followed(self, state: State, before: Tensor, after: Tensor) -> State:

@@ -93,12 +93,12 @@ class Trained(LowerPart):
         walk = Walk.unpacked(state)
         return {**state, **replace(walk, pace=walk.pace.calmed()).packed()}
 
-    def taught(self, state: State, slope: float, value: float) -> State:
+    def taught(self, state: State, slope: float) -> State:
         """Steps are shorter while the upper loss would fall with shorter ones: y is learning what x has still to leave out."""
         if not state:
             return state
         walk = Walk.unpacked(state)
-        return {**state, **replace(walk, pace=walk.pace.taught(slope, value)).packed()}
+        return {**state, **replace(walk, pace=walk.pace.taught(slope)).packed()}
 
     def careful(self, state: State) -> State:
         """A tenth of the step."""
