@@ -7,7 +7,7 @@ import random
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -267,6 +267,12 @@ def uses_compiler() -> bool:
     """Whether somebody has asked for compiled code in this process, translated already or not."""
     asked = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", ())
     return len(asked) > 0 or compiled() > 0
+
+
+def twice_differentiable() -> AbstractContextManager[Any]:
+    """Within this context compiled code runs uncompiled: what `torch.compile` makes can be differentiated only once."""
+    stance = getattr(torch.compiler, "set_stance", None)  # torch 2.6 has it first
+    return nullcontext() if stance is None or not uses_compiler() else stance("force_eager")
 
 
 def compiled() -> int:
