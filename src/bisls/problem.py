@@ -13,7 +13,7 @@ from bisls._check import FLAG, Wrong, function, having, instance, iterable, opti
 from bisls.bounds import Bounds
 from bisls.overlap import overlapping
 from bisls.ranks import WHOLE, sharded
-from bisls.still import Moment, still
+from bisls.still import Moment, kept, still
 from bisls.surroundings import Surroundings
 from bisls.vector import Vector
 
@@ -132,6 +132,10 @@ class Bilevel:
     def probing(self, replay: Moment | None = None) -> AbstractContextManager[None]:
         """A context in which losses may be evaluated without a trace; with the random numbers of the moment given."""
         return still(self.y.device, replay, self.buffers, self, self.around)
+
+    def kept(self) -> Callable[[], None]:
+        """What puts the buffers of all modules that the losses reach, and those declared, back to what they are now."""
+        return kept(self.buffers, self.around)
 
     @property
     def around(self) -> Surroundings:

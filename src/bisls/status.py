@@ -24,6 +24,7 @@ class Status(IntEnum):
     NO_INFLUENCE = 13
     UPPER_ROSE = 14
     RESTARTED = 15
+    LOWER_LOST = 16
 
     @property
     def advice(self) -> str:
@@ -63,7 +64,7 @@ _ADVICE = {
     ),
     Status.NON_FINITE: (
         "a loss or gradient is NaN or infinite; the parameters were left as they were. Look for log(0), division by zero "
-        "or overflow in the loss, or for bad numbers in the data"
+        "or overflow in the loss, for bad numbers in the data or an empty batch, or a far too large rate of a lower optimiser"
     ),
     Status.MAX_ITERS: (
         "the linear solve used all its iterations before reaching its tolerance; allow more of them, or make the lower "
@@ -100,5 +101,10 @@ _ADVICE = {
         "training was lost (losses above the first one for long, or gradients that had become exactly zero), so the parameters "
         "went back to where they began, and go on with a tenth of the step. If it happens again, look at the data and at the "
         "scale of the initial weights"
+    ),
+    Status.LOWER_LOST: (
+        "the lower optimiser led far above where it began, or to a model whose gradients are zero, so its steps were undone: y, "
+        "the optimiser and the buffers of modules are as before, and x was not moved. Give it a smaller rate (or a warm-up, or "
+        "clipping), or leave lower_optimizer out, so that the steps set themselves"
     ),
 }

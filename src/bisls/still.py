@@ -121,6 +121,13 @@ def still(
         before.restore()
 
 
+def kept(buffers: Iterable[Tensor], around: Surroundings) -> Callable[[], None]:
+    """What puts the buffers of all modules in reach, and those declared, back to what they are now."""
+    watch = _Watch(buffers)
+    watch.modules(around)
+    return watch.put_back
+
+
 class _Watch:
     """What modules keep, as it was before they ran.
 
@@ -141,10 +148,14 @@ class _Watch:
 
     def reach(self, around: Surroundings) -> None:
         """What a loss can reach may change without the call of a module: by its ``forward``, or a function of tensors."""
+        self.modules(around)
+        self._tensors = [(own, own.clone()) for own in around.tensors]
+
+    def modules(self, around: Surroundings) -> None:
+        """The modules in reach alone."""
         for module in around.modules:
             if not any(is_lazy(buffer) for buffer in module._buffers.values() if buffer is not None):
                 self.begins(module)
-        self._tensors = [(own, own.clone()) for own in around.tensors]
 
     def begins(self, module: nn.Module) -> None:
         """A module is about to run."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.optim import Optimizer
 
 from bisls.derivatives import Adjoint, Derivative, Following
@@ -19,7 +20,7 @@ from bisls.vector import Vector, dot, norm
 
 logger = logging.getLogger(__name__)
 BEFORE, AFTER = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
-FLAT = 10  # so many steps that do not change with gradients are enough
+FLAT = 5  # so many steps that do not change with gradients are enough
 EVEN = 0.02  # two ways to take one product agree up to so much of its size
 
 
@@ -148,7 +149,7 @@ def unchanged(optimizer: Optimizer, vector: Vector) -> Iterator[None]:
     with ExitStack() as kept:
         kept.enter_context(holding(optimizer))
         for tensor in vector.tensors:
-            kept.enter_context(torch.autograd._unsafe_preserve_version_counter(tensor))
+            kept.enter_context(_unsafe_preserve_version_counter(tensor))
         try:
             yield
         finally:
@@ -162,7 +163,9 @@ def holding(optimizer: Optimizer) -> Iterator[None]:
     """Whatever happens to an optimiser within this context, it holds afterwards what it holds now: state, groups, numbers."""
     state = {key: deepcopy(own) for key, own in optimizer.state.items()}
     groups = [{name: _copied(own) for name, own in group.items()} for group in optimizer.param_groups]
-    plain = {name: _copied(own) for name, own in vars(optimizer).items() if isinstance(own, bool | int | float | Tensor)}
+    plain = {
+        name: _copied(own) for name, own in vars(optimizer).items() if isinstance(own, bool | int | float | Tensor)
+    }
     try:
         yield
     finally:

@@ -106,6 +106,7 @@ class UserOptimizer(LowerPart):
         if self._held is self._first:  # until now the user may have loaded something into it
             self._first = self._held = self._began = self._state(0.0)
         self._load(state or self._first)
+        usual = float(state.get("usual", 0.0))
         self._held = None
         start, following = y, Following.of(trace)
         vector.write_(y)
@@ -143,7 +144,8 @@ class UserOptimizer(LowerPart):
                 tensor.grad = own
         vector.write_(y)
         rate = rate_of(self.optimizer)
-        self._held = after = self._state(rate if steps else 0.0)
+        usual = usual or (0.0 if first is None else abs(first.value))
+        self._held = after = self._state(rate if steps else 0.0, usual)
         return Lowered(
             y=y,
             step=rate if steps else 0.0,
@@ -155,6 +157,7 @@ class UserOptimizer(LowerPart):
             first=first,
             last=last,
             promised=promised,
+            usual=usual,
             trace=tuple(recorded),
         )
 
@@ -194,7 +197,15 @@ class UserOptimizer(LowerPart):
     def anew(self, state: State) -> State:
         """As it was made, but for the rates that somebody has changed since."""
         groups = deepcopy(self.optimizer.state_dict()["param_groups"])
-        return {**self._first, "optimizer": {**self._first["optimizer"], "param_groups": groups}}
+        return {
+            **self._first,
+            "usual": state.get("usual", 0.0),
+            "optimizer": {**self._first["optimizer"], "param_groups": groups},
+        }
+
+    def careful(self, state: State) -> State:
+        """The state in which the last iteration began: what it has led to is undone."""
+        return self._began
 
     def saved(self, state: State) -> State:
         """With the groups as they are now: a scheduler has acted on them since."""
@@ -205,7 +216,9 @@ class UserOptimizer(LowerPart):
 
     def keeps(self, y: Vector | None) -> Fields:
         """What the optimiser holds, and its last rate."""
-        return Fields({"optimizer": Held(self.optimizer), "accepted": Number()}, empty=True)
+        return Fields(
+            {"optimizer": Held(self.optimizer), "accepted": Number()}, optional={"usual": Number(0.0)}, empty=True
+        )
 
     def checked(self, state: State) -> State:
         """Read a state from a file."""
@@ -226,8 +239,8 @@ class UserOptimizer(LowerPart):
             ) from error
         return prepared, back
 
-    def _state(self, accepted: float) -> State:
-        return {"optimizer": deepcopy(self.optimizer.state_dict()), "accepted": accepted}
+    def _state(self, accepted: float, usual: float = 0.0) -> State:
+        return {"optimizer": deepcopy(self.optimizer.state_dict()), "accepted": accepted, "usual": usual}
 
     def _load(self, wanted: State) -> None:
         """Put the optimiser into a state, where it is in another: after an iteration that was cut off, or from a file."""
