@@ -49,13 +49,8 @@ class Hooks:
         for tensor, part in zip(vector.tensors, vector.cast(gradient), strict=True):
             tensor.grad = part.clone()
         hooks = list(getattr(self.optimizer, BEFORE, {}).values())
-        for hook in hooks:
-            said = hook(self.optimizer, (self.optimizer,), {})
-            if said is not None and not isinstance(said, tuple):
-                raise RuntimeError(
-                    f"a hook before the step, {hook!r}, must return None, not a {type(said).__name__} (clip_grad_norm_ returns "
-                    "the norm: call it inside of a function that returns nothing)"
-                )
+        for hook in hooks:  # torch minds what they return (clip_grad_norm_ returns the norm); here it makes no difference
+            hook(self.optimizer, (self.optimizer,), {})
         return vector.join([tensor.grad for tensor in vector.tensors]) if hooks else gradient
 
     def step(self, trial: bool = False) -> None:
