@@ -658,7 +658,10 @@ def test_a_lower_part_that_lowers_the_loss_is_not_blamed(name, looking, around, 
     )
     for k in range(30):
         first, *rest = batches(k if noisy else 0)
-        assert solver.step(first, rest if noisy else rest[-1]).lower_status not in (Status.LOWER_ROSE, Status.LOWER_LOST), k
+        assert solver.step(first, rest if noisy else rest[-1]).lower_status not in (
+            Status.LOWER_ROSE,
+            Status.LOWER_LOST,
+        ), k
 
 
 @pytest.mark.parametrize("forgetful", [False, True])

@@ -25,6 +25,7 @@ ORDER = [
     "status",
     "ranks",
     "agreement",
+    "replicas",
     "progress",
     "overlap",
     "vector",

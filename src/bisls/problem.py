@@ -13,6 +13,7 @@ from bisls._check import FLAG, Wrong, function, having, instance, iterable, opti
 from bisls.bounds import Bounds
 from bisls.overlap import overlapping
 from bisls.ranks import WHOLE, sharded
+from bisls.replicas import quiet
 from bisls.still import Moment, kept, still
 from bisls.surroundings import Surroundings
 from bisls.vector import Vector
@@ -136,6 +137,10 @@ class Bilevel:
     def kept(self) -> Callable[[], None]:
         """What puts the buffers of all modules that the losses reach, and those declared, back to what they are now."""
         return kept(self.buffers, self.around)
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """A context in which modules that are wrapped for several processes exchange nothing by themselves."""
+        return quiet(self.around.modules)
 
     @property
     def around(self) -> Surroundings:

@@ -180,7 +180,7 @@ class Solver:
         states, undo = (self._upper_state, self._lower_state, self._hypergrad_state, self._good), self.problem.kept()
         good = self._good = self._good or (x, y)
         try:
-            with self.oracle.unfrozen():
+            with self.oracle.unfrozen(), self.problem.quiet():
                 record = self._iterate(sample, x, y)
         except BaseException:
             self._write(x, y)
@@ -307,7 +307,7 @@ class Solver:
     def _look(self, sample: Sample) -> None:
         """Before an iteration: which view it is to be, where that is open."""
         arrays = naming_arrays(f"{type(self).__name__}.step", sample.upper, sample.lower.newest)
-        with self.oracle.unfrozen(), torch.no_grad(), arrays:
+        with self.oracle.unfrozen(), self.problem.quiet(), torch.no_grad(), arrays:
             self._see(self._choice.before(self.oracle, sample))
 
     def _see(self, choice: Choice) -> None:

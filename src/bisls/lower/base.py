@@ -82,7 +82,7 @@ class Lowered:
         accepted: The last step size taken in this or an earlier iteration; 0 before the first.
         first: Loss and gradient where it began, on the first batch; None where they were not finite, or are not known.
         last: The same before the last step.
-        usual: The size of the loss where the run began; a loop that leads far above it is undone. None: the part looks after itself.
+        usual: The size of the loss where the run began; a loop that leads far above it is undone. None: nothing is.
         promised: How much the loss would have fallen if it had followed its slopes; None where nobody has added it up.
         trace: The steps, where they were asked for.
         began: Where, in which state, at which moment and in which iteration it began, for `LowerPart.rerun`.

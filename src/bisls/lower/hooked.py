@@ -49,7 +49,9 @@ class Hooks:
         for tensor, part in zip(vector.tensors, vector.cast(gradient), strict=True):
             tensor.grad = part.clone()
         hooks = list(getattr(self.optimizer, BEFORE, {}).values())
-        for hook in hooks:  # torch minds what they return (clip_grad_norm_ returns the norm); here it makes no difference
+        for (
+            hook
+        ) in hooks:  # torch minds what they return (clip_grad_norm_ returns the norm); here it makes no difference
             hook(self.optimizer, (self.optimizer,), {})
         return vector.join([tensor.grad for tensor in vector.tensors]) if hooks else gradient
 
