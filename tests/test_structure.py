@@ -32,6 +32,7 @@ ORDER = [
     "naming",
     "surroundings",
     "generators",
+    "buffered",
     "still",
     "bounds",
     "problem",

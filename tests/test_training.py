@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import json
 import logging
 import signal
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 from two_ranks import EXAMPLES, digest, ended, example, shared
 
 import bisls
@@ -257,6 +259,54 @@ def test_an_empty_last_batch_is_said_and_nothing_is_spoilt(recwarn):
     assert "an empty batch" in records[-1].advice
     assert torch.isfinite(problem.y.read()).all()
     assert all(torch.isfinite(own).all() for own in model.buffers())
+
+
+# --- saved by hand, and by `fit` with nothing said of modules
+
+
+def made():
+    torch.manual_seed(0)
+    model = Net()
+    _, problem, solver, optimizer = solved(model, adamw, iterations=0)
+    return model, problem, solver, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4), optimizer
+
+
+def test_a_loop_of_ones_own_is_resumed_to_the_last_bit():
+    """The solver's state holds the optimiser's; parameters, the schedule and random numbers are saved as ever."""
+    ends = []
+    for cut in (False, True):
+        model, problem, solver, schedule, optimizer = made()
+        for k in range(4):
+            solver.step(ROWS[k], list(ROWS))
+            schedule.step()
+            if cut and k == 1:
+                file = io.BytesIO()
+                own = {"model": model, "solver": solver, "schedule": schedule}
+                torch.save({**{name: it.state_dict() for name, it in own.items()}, "x": problem.x.read()}, file)
+                random = torch.get_rng_state()
+                model, problem, solver, schedule, optimizer = made()
+                file.seek(0)
+                saved = torch.load(file, weights_only=True)
+                model.load_state_dict(saved["model"])
+                solver.load_state_dict(saved["solver"])
+                schedule.load_state_dict(saved["schedule"])
+                problem.x.write_(saved["x"])
+                torch.set_rng_state(random)
+        ends.append([*kept(model, optimizer), problem.x.read(), torch.get_rng_state()])
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
+    assert all(torch.equal(one, two) for one, two in zip(*ends, strict=True))
+
+
+def test_statistics_are_in_the_checkpoint_of_a_run(tmp_path):
+    ends = []
+    for steps in (4, 2, 4):
+        model, problem, solver, *_ = made()
+        path = tmp_path / ("whole.pt" if not ends else "cut.pt")
+        data = {"upper_data": DataLoader(torch.arange(60), 12), "lower_data": DataLoader(torch.arange(60), 12)}
+        bisls.fit(solver, **data, steps=steps, checkpoint=path, resume=True, progress=False)
+        ends.append([own.clone() for own in (*model.buffers(), problem.x.read(), problem.y.read())])
+    assert all(torch.equal(one, two) for one, two in zip(ends[0], ends[2], strict=True))
+    assert not torch.equal(ends[0][0], ends[1][0])
 
 
 # --- a rate that is far too large
