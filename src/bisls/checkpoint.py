@@ -58,12 +58,12 @@ class Run:
 class Checkpoint:
     """Where, and how often, `fit` saves the whole state of a run, so that ``fit(..., resume=True)`` goes on bit for bit.
 
-    The file holds x, y and the buffers of modules (BatchNorm's statistics), the state of the solver, the place in the data, the
-    random state of torch, numpy and Python and of the generators that losses and data have for their own, all records, and the state of callbacks that
-    have one. It is written beside its final place and moved there when it is complete and on the disk, so a kill at any
-    moment leaves the last whole file. It is read with ``weights_only=True``: a checkpoint from elsewhere cannot run code. Its
-    checksums are compared first, so a file that was damaged on its way is refused. Under `torch.distributed` one file holds
-    what belongs to each rank.
+    The file holds x, y and the buffers of modules (BatchNorm's statistics), the state of the solver, the place in the data,
+    the random state of torch, numpy and Python and of the generators that losses and data have for their own, all records,
+    and the state of callbacks that have one. It is written beside its final place and moved there when it is complete and on
+    the disk, so a kill at any moment leaves the last whole file. It is read with ``weights_only=True``: a checkpoint from
+    elsewhere cannot run code. Its checksums are compared first, so a file that was damaged on its way is refused. Under
+    `torch.distributed` one file holds what belongs to each rank.
 
     Args:
         path: The file. Its folder is made if need be.
