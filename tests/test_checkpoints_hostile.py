@@ -280,6 +280,8 @@ SAME = {
     "solver without choice",
     "generators = 'LEFT OUT'",
     "generators = []",
+    "modules = 'LEFT OUT'",
+    "modules = []",
 }
 
 

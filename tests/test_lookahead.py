@@ -204,7 +204,7 @@ class Sign(torch.optim.Optimizer):
 
 
 class Normed(Sign):
-    """One whose coordinates mix: steps along g / ||g||."""
+    """One that divides all coordinates by a common norm: steps along g / ||g||, whose derivative is symmetric."""
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -213,14 +213,120 @@ class Normed(Sign):
                 p.sub_(group["lr"] * p.grad / p.grad.norm())
 
 
-def test_an_optimiser_that_nobody_knows_is_tried():
-    found, _ = hypergradient(bisls.Lookahead(), by(Sign))
-    torch.testing.assert_close(found, truth(lambda t, y, g: y - RATE * g / (1 + g.abs())), rtol=1e-5, atol=1e-5)
+class Mixing(Sign):
+    """One whose coordinates mix, each with those before it."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad.cumsum(0))
+
+
+class Signs(Sign):
+    """One that looks at signs alone."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad.sign())
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["from y", "from a start"])
+def test_an_optimiser_that_nobody_knows_is_tried(started):
+    found, _ = hypergradient(bisls.Lookahead(), by(Sign), started)
+    torch.testing.assert_close(found, truth(signs, started), rtol=1e-5, atol=1e-5)
+    found, _ = hypergradient(bisls.Lookahead(), by(Normed), started)
+    torch.testing.assert_close(found, truth(lambda t, y, g: y - RATE * g / g.norm(), started), rtol=1e-5, atol=1e-5)
+
+
+def clipped(g: Tensor, most: float = 0.3) -> Tensor:
+    return g * (most / (g.norm() + 1e-6)).clamp(max=1.0)
+
+
+def hooked(made, hook):
+    def build(y):
+        built = made(y)
+        built["lower_optimizer"].register_step_pre_hook(lambda *_: hook(y))
+        return built
+
+    return build
+
+
+def clip(y: Tensor) -> None:
+    torch.nn.utils.clip_grad_norm_([y], 0.3)
+
+
+def clip_values(y: Tensor) -> None:
+    torch.nn.utils.clip_grad_value_([y], 0.2)
+
+
+def unscale(y: Tensor) -> None:
+    y.grad /= 8.0
+
+
+def signs(t: int, y: Tensor, g: Tensor) -> Tensor:
+    return y - RATE * g / (1 + g.abs())
+
+
+def after(change, step):
+    return lambda: (lambda made: lambda t, y, g: made(t, y, change(g)))(step())
+
+
+HOOKED = {
+    "clipped gradient steps": (hooked(by(SGD), clip), after(clipped, sgd), bisls.Lookahead()),
+    "clipped momentum": (hooked(by(SGD, momentum=0.9), clip), after(clipped, momentum), bisls.Lookahead()),
+    "clipped AdamW": (hooked(by(ADAMW, weight_decay=0.1), clip), after(clipped, lambda: adam(decoupled=0.1)), bisls.Lookahead()),
+    "clipped Adam in full": (hooked(by(ADAM), clip), after(clipped, lambda: adam(squares=True)), FULL),
+    "clipped values": (hooked(by(SGD), clip_values), after(lambda g: g.clamp(-0.2, 0.2), sgd), bisls.Lookahead()),
+    "unscaled": (hooked(by(ADAM), unscale), after(lambda g: g / 8, adam), bisls.Lookahead()),
+    "clipped and unknown": (hooked(by(Sign), clip), after(clipped, lambda: signs), bisls.Lookahead()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOOKED)
+def test_hooks_that_change_gradients_are_looked_through(case):
+    lower, step, method = HOOKED[case]
+    found, _ = hypergradient(method, lower)
+    wanted = truth(step())
+    assert wanted.norm() > 1e-2
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
+    bare, _ = hypergradient(method, by(SGD))
+    assert (bare - wanted).norm() > 1e-2 * wanted.norm()  # it makes a difference
+
+
+def test_hooks_that_mix_gradients_count_as_scaling(caplog):
+    def reverse(y: Tensor) -> None:
+        y.grad = y.grad.cumsum(0)
+
+    with caplog.at_level("INFO", logger="bisls"):
+        found, _ = hypergradient(bisls.Lookahead(), hooked(by(SGD), reverse))
+    assert "count as scaling" in caplog.text
+    assert torch.isfinite(found).all()
+
+
+def test_a_schedule_and_an_average_in_hooks_see_every_step_once():
+    """Steps that are tried or repeated are nobody's business; repeated ones have the rates that they had."""
+    _, x, y = made()
+    optimizer = SGD([y], lr=RATE)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    rates: list[float] = []
+    optimizer.register_step_post_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    optimizer.register_step_post_hook(lambda *_: schedule.step())
+    problem = bisls.Bilevel(lambda r: upper_loss(x, y, r), lambda r: lower_loss(x, y, r), [x], [y])
+    solver = bisls.BiSLS(problem, lower_optimizer=optimizer, hypergrad=bisls.Lookahead())
+    before = solver.k
+    record = solver.step(ROWS[0], list(ROWS))
+    assert record.upper_checks > 0  # steps were repeated
+    assert rates == pytest.approx([RATE * 0.9**i for i in range(len(ROWS))])
+    assert (schedule.last_epoch, optimizer.param_groups[0]["lr"], before) == (6, pytest.approx(RATE * 0.9**6), 0)
 
 
 def test_what_cannot_be_differentiated_is_said():
-    with pytest.raises(ValueError, match="cannot be differentiated"):
-        hypergradient(bisls.Lookahead(), by(Normed))
+    for lower in (by(Mixing), by(Signs)):
+        with pytest.raises(ValueError, match="cannot be differentiated"):
+            hypergradient(bisls.Lookahead(), lower)
     with pytest.raises(ValueError, match="cannot be differentiated"):
         hypergradient(bisls.Lookahead(), loop(bisls.LBFGS()))
     problem, *_ = made()

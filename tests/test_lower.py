@@ -636,7 +636,7 @@ def test_a_lower_part_that_raises_the_loss_is_noticed_whoever_it_is(name, lookin
     before = problem.lower_loss(rest[-1]).item()
     calls.clear()
     record = solver.step(first, rest if noisy else rest[-1])
-    assert record.lower_status is Status.LOWER_ROSE
+    assert record.lower_status in (Status.LOWER_ROSE, Status.LOWER_LOST)  # that of an optimiser is undone
     assert record.status.failed
     assert record.lower_value > 2 * before
     cost = record.cost
@@ -658,7 +658,10 @@ def test_a_lower_part_that_lowers_the_loss_is_not_blamed(name, looking, around, 
     )
     for k in range(30):
         first, *rest = batches(k if noisy else 0)
-        assert solver.step(first, rest if noisy else rest[-1]).lower_status is not Status.LOWER_ROSE, k
+        assert solver.step(first, rest if noisy else rest[-1]).lower_status not in (
+            Status.LOWER_ROSE,
+            Status.LOWER_LOST,
+        ), k
 
 
 @pytest.mark.parametrize("forgetful", [False, True])

@@ -252,3 +252,28 @@ def test_a_compiled_model_is_not_compiled_again_at_every_iteration():
             counts.append(counter.frame_count)
     assert counts[3] == counts[-1] <= 3  # with and without gradients, of one level and of both
     torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_compiled_code_that_can_be_differentiated_once_is_run_uncompiled_where_twice_is_asked_for():
+    """What the compilers of torch make has no second derivative."""
+    torch._dynamo.reset()
+    data, found = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), []
+    for backend in ("none", "aot_eager"):
+        torch.manual_seed(0)
+        body, x = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)), torch.zeros(20, requires_grad=True)
+        model = body if backend == "none" else torch.compile(body, backend=backend)
+        problem = bisls.Bilevel(
+            lambda rows, model=model: model(data[rows]).square().mean(),
+            lambda rows, model=model, x=x: (x[rows].sigmoid() * (model(data[rows]) - 1).square()[:, 0]).mean(),
+            [x],
+            body.parameters(),
+        )
+        solver = bisls.BiSLS(
+            problem, lower_optimizer=torch.optim.SGD(body.parameters(), 0.1), hypergrad=bisls.Lookahead()
+        )
+        record = solver.step(slice(10), [slice(10), slice(10, 20)])
+        assert record.alpha > 0
+        found.append(problem.x.read())
+    torch.testing.assert_close(*found)
+    torch._dynamo.reset()

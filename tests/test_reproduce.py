@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -585,23 +586,57 @@ def _members(session):
     return alive
 
 
-@pytest.mark.slow
-def test_a_cluster_runs_the_same_sweep(tmp_path):
-    """Dask, with workers in processes of their own; ray has the same interface in joblib and is not installed here."""
+CLUSTERS = ["dask", pytest.param("ray", marks=pytest.mark.skipif(find_spec("ray") is None, reason="not installed"))]
+
+
+def swept(backend, out):
+    """The runs of a small sweep by the command, as files."""
+    command = [*COMMAND[:4], "quadratics", "--scale", "smoke", "--seeds", "2", "--jobs", "2", "--backend", backend]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*COMMAND[:4], "quadratics", "--scale", "smoke", "--seeds", "2", "--jobs", "2"]
-    for backend in ("local", "dask"):
-        out = tmp_path / backend
-        done = subprocess.run(
-            [*command, "--backend", backend, "--out", str(out)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env=environment,
-        )
-        assert done.returncode == 0, done.stderr
-    local, dask = ({p.name: p for p in (tmp_path / b / "runs").glob("*.json")} for b in ("local", "dask"))
-    assert local.keys() == dask.keys()
-    for name, path in local.items():
-        one, two = json.loads(path.read_text()), json.loads(dask[name].read_text())
-        assert one["curves"] == two["curves"]
+    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    return {path.name: json.loads(path.read_text()) for path in (out / "runs").glob("*.json")}
+
+
+@pytest.fixture(scope="module")
+def swept_here(tmp_path_factory):
+    return swept("local", tmp_path_factory.mktemp("local"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", CLUSTERS)
+def test_a_cluster_runs_the_same_sweep(backend, swept_here, tmp_path):
+    there = swept(backend, tmp_path)
+    assert swept_here.keys() == there.keys()
+    assert all(own["curves"] == there[name]["curves"] for name, own in swept_here.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", CLUSTERS)
+def test_a_worker_that_is_killed_loses_nothing_and_nothing_comes_twice(backend, tmp_path):
+    """In a process of its own: a cluster leaves threads behind. What a dead worker had begun is begun again, and that alone.
+
+    A run of dask's that has ended is made again where its result died with the worker before anybody had it.
+    """
+    script = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # what the workers begin with
+from mortal import Mortal
+from bisls.experiments.backends import Pool
+if __name__ == "__main__":
+    configs = [Mortal(seed, {str(tmp_path)!r}, seed == 3) for seed in range(8)]
+    with Pool(2, {backend!r}) as pool:
+        made = [config.seed for config, record in pool.runs(configs) if record.curves["f"] == (config.seed,)]
+    print(sorted(made))
+"""
+    file = tmp_path / "sweep.py"
+    file.write_text(script)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip().endswith(str(list(range(8)))), done.stderr
+    began, ended = (
+        [len((tmp_path / f"{what}.{k}").read_text().split()) for k in range(8)] for what in ("began", "ended")
+    )
+    assert ended == [1] * 8 if backend == "ray" else 8 <= sum(ended) <= 10
+    assert began[3] >= 2
+    assert sum(began) <= (9 if backend == "ray" else 12)

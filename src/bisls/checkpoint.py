@@ -18,6 +18,7 @@ from torch import Tensor
 from bisls._check import PATH, number, optional, require, settle, whole_number
 from bisls._files import try_to_write
 from bisls._version import __version__
+from bisls.buffered import Buffered
 from bisls.checkpoint_file import FORMAT, plain, read_file, shared, write_file
 from bisls.checkpoint_file import CheckpointError as CheckpointError
 from bisls.feed import Feed
@@ -57,20 +58,19 @@ class Run:
 class Checkpoint:
     """Where, and how often, `fit` saves the whole state of a run, so that ``fit(..., resume=True)`` goes on bit for bit.
 
-    The file holds x, y and buffers, the state of the solver, the place in the data, the random state of torch, numpy and
-    Python and of the generators that losses and data have for their own, all records, and the state of callbacks that
-    have one. It is written beside its final place and moved there when it is complete and on the disk, so a kill at any
-    moment leaves the last whole file. It is read with ``weights_only=True``: a checkpoint from elsewhere cannot run code. Its
-    checksums are compared first, so a file that was damaged on its way is refused. Under `torch.distributed` one file holds
-    what belongs to each rank.
+    The file holds x, y and the buffers of modules (BatchNorm's statistics), the state of the solver, the place in the data,
+    the random state of torch, numpy and Python and of the generators that losses and data have for their own, all records,
+    and the state of callbacks that have one. It is written beside its final place and moved there when it is complete and on
+    the disk, so a kill at any moment leaves the last whole file. It is read with ``weights_only=True``: a checkpoint from
+    elsewhere cannot run code. Its checksums are compared first, so a file that was damaged on its way is refused. Under
+    `torch.distributed` one file holds what belongs to each rank.
 
     Args:
         path: The file. Its folder is made if need be.
         every: Save after every so many iterations, at least 1. The end of a run, an interrupt and an error in a callback save
             too.
         seconds: Also save when the last one is older than this; None leaves it to `every`.
-        extra: Further objects with ``state_dict`` and ``load_state_dict``, by name: a module with BatchNorm, an average of
-            weights.
+        extra: Further objects with ``state_dict`` and ``load_state_dict``, by name: a schedule, an average of weights.
 
     Examples:
         >>> Checkpoint("run.pt", every=20)
@@ -143,6 +143,7 @@ class Checkpoint:
             "random": random_state(),
             "generators": _generators(run).saved(),
             "buffers": [buffer.detach() for buffer in solver.problem.buffers],
+            "modules": _modules(run).saved(),
             "callbacks": {name: own.state_dict() for name, own in _with_state(run.callbacks)},
             "extra": {name: own.state_dict() for name, own in self.extra.items()},
             "still": run.still.state_dict() if run.still else {},
@@ -233,6 +234,7 @@ class Checkpoint:
         try:
             for name, kind in self._kinds(content, run).items():
                 kind.read(content[name] if name in content else part[name], name)
+            _modules(run).keeps().read(part.get("modules", []), "modules")
             _generators(run).keeps().read(
                 part.get("generators", []), "generators"
             )  # earlier versions did not keep them
@@ -277,8 +279,8 @@ class Checkpoint:
             [buffer.detach().clone() for buffer in problem.buffers],
             random_state(),
         )
-        drawn = _generators(run)
-        were = drawn.states()
+        drawn, modules = _generators(run), _modules(run)
+        were, had = drawn.states(), modules.saved()
         # data last: an iterator whose batches were left out cannot be put back
         owners = [*(owner for owner, _ in pairs), *run.feeds.values()]
         before = [(owner, deepcopy(owner.state_dict())) for owner in owners]
@@ -298,6 +300,8 @@ class Checkpoint:
                 own.load_state_dict(part["feeds"][name])
             set_random_state(part["random"])
             drawn.load(part.get("generators", []), f"checkpoint {str(self.path)!r}: the losses")
+            if "modules" in part:  # earlier versions did not keep them
+                modules.load(part["modules"], f"checkpoint {str(self.path)!r}")
         except BaseException as failure:
             for owner, state in before:
                 try:
@@ -307,6 +311,7 @@ class Checkpoint:
             place(problem, *at[:3])
             set_random_state(at[3])
             drawn.restore(were)
+            modules.load(had, "the run")
             if not isinstance(failure, Exception):
                 raise
             known = isinstance(failure, ValueError | RuntimeError)
@@ -348,6 +353,11 @@ def place(problem: Any, x: Tensor, y: Tensor, buffers: Sequence[Tensor]) -> None
     with torch.no_grad():
         for buffer, value in zip(problem.buffers, buffers, strict=True):
             buffer.copy_(value)
+
+
+def _modules(run: Run) -> Buffered:
+    """The buffers of the modules that the losses reach."""
+    return Buffered(run.solver.problem.around.modules)
 
 
 def _generators(run: Run) -> Generators:

@@ -13,7 +13,8 @@ from bisls._check import FLAG, Wrong, function, having, instance, iterable, opti
 from bisls.bounds import Bounds
 from bisls.overlap import overlapping
 from bisls.ranks import WHOLE, sharded
-from bisls.still import Moment, still
+from bisls.replicas import quiet
+from bisls.still import Moment, kept, still
 from bisls.surroundings import Surroundings
 from bisls.vector import Vector
 
@@ -132,6 +133,14 @@ class Bilevel:
     def probing(self, replay: Moment | None = None) -> AbstractContextManager[None]:
         """A context in which losses may be evaluated without a trace; with the random numbers of the moment given."""
         return still(self.y.device, replay, self.buffers, self, self.around)
+
+    def kept(self) -> Callable[[], None]:
+        """What puts the buffers of all modules that the losses reach, and those declared, back to what they are now."""
+        return kept(self.buffers, self.around)
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """A context in which modules that are wrapped for several processes exchange nothing by themselves."""
+        return quiet(self.around.modules)
 
     @property
     def around(self) -> Surroundings:

@@ -85,6 +85,18 @@ class Record:
         return cls(**{**own, **named, "cost": Cost(**{f.name: row[f.name] for f in fields(Cost) if f.name in row})})
 
 
+class SolverError(RuntimeError):
+    """The solver gave up: the message names the level, what happened and what would help.
+
+    Attributes:
+        record: The record of the iteration in which it did.
+    """
+
+    def __init__(self, text: str, record: Record):
+        super().__init__(text)
+        self.record = record
+
+
 class History:
     """The records of a run, in order.
 

@@ -18,13 +18,14 @@ from bisls.batches import Sample
 from bisls.directions.base import Direction
 from bisls.hypergrad.base import Hypergradient, HypergradientMethod
 from bisls.linear.base import LinearSolver
-from bisls.lower import Ended, begin
+from bisls.lower import Ended, begin, told
 from bisls.oracle import Oracle
 from bisls.paced import Paced
 from bisls.parts import check_together, lower_part, part
 from bisls.problem import Bilevel, must_be_problem
 from bisls.ranks import meeting, together
 from bisls.record import Record
+from bisls.record import SolverError as SolverError
 from bisls.response.base import Response
 from bisls.sampling import Previous, minibatches, sample_of
 from bisls.solver_state import StateReader
@@ -32,25 +33,13 @@ from bisls.status import Status, worst
 from bisls.steps.base import StepRule
 from bisls.trend import Trend
 from bisls.upper import State, Upper
-from bisls.vector import norm
+from bisls.vector import apart, norm
 from bisls.views import Choice, View, chosen_in
 
 logger = logging.getLogger(__name__)
 
-STILL = 64.0  # a move of so many units in the last place is rounding
+_MET = {Status.LOWER_LOST: "had lower steps that led astray"}
 LOWER_ITERS = 10  # lower steps an iteration, where nothing says how many
-
-
-class SolverError(RuntimeError):
-    """The solver gave up: the message names the level, what happened and what would help.
-
-    Attributes:
-        record: The record of the iteration in which it did.
-    """
-
-    def __init__(self, text: str, record: Record):
-        super().__init__(text)
-        self.record = record
 
 
 class Solver:
@@ -68,10 +57,12 @@ class Solver:
     - *A linear solve that ends early* (negative curvature, divergence): its last finite iterate is used, and the record says so.
     - *A lower loss that ends above where it began*, a hypergradient that is exactly zero although f depends on y, an f that has
       risen for long: the record says so (`Status.LOWER_ROSE`, `NO_INFLUENCE`, `UPPER_ROSE`).
+    - *An optimiser of the user's that leads far above where it began, or to a dead model*: y, the optimiser and the buffers of
+      modules go back to where they were, x stays, and the record says `Status.LOWER_LOST`.
     - *A search that finds nothing* takes no upper step; the lower loop of the next iteration goes on from the present y.
-    - After ``patience`` iterations in a row that could not be completed because of values that are not finite: `SolverError`. One
-      that succeeds between them breaks the row only if it begins elsewhere than at the point that the others went back to: a
-      problem whose f is infinite at y*(x) ends so.
+    - After ``patience`` iterations in a row that could not be completed, because of values that are not finite or of such an
+      optimiser: `SolverError`. One that succeeds between them breaks the row only if it begins elsewhere than at the point that
+      the others went back to: a problem whose f is infinite at y*(x) ends so.
 
     Nothing that is not finite is ever written into the parameters; an exception in a loss, or an interrupt, leaves them as
     they were before the iteration.
@@ -186,13 +177,14 @@ class Solver:
             self._look(self._sample(upper_batch, lower_batches, None, extra_batches))
         sample = self._sample(upper_batch, lower_batches, step_batch, extra_batches)
         x, y = self.problem.x.read(), self.problem.y.read()
-        states = (self._upper_state, self._lower_state, self._hypergrad_state, self._good)
+        states, undo = (self._upper_state, self._lower_state, self._hypergrad_state, self._good), self.problem.kept()
         good = self._good = self._good or (x, y)
         try:
-            with self.oracle.unfrozen():
+            with self.oracle.unfrozen(), self.problem.quiet():
                 record = self._iterate(sample, x, y)
         except BaseException:
             self._write(x, y)
+            undo()
             self._upper_state, self._lower_state, self._hypergrad_state, self._good = states
             raise
         # a batch with bad numbers in it must not judge the next step as well
@@ -203,13 +195,17 @@ class Solver:
         if self._views and self._estimated is not None:
             self._see(self._choice.seen(self._estimated, record.linear_status, sample))
         self._estimated = None
-        if Status.NON_FINITE in (record.upper_status, record.lower_status):
+        if {record.upper_status, record.lower_status} & {Status.NON_FINITE, Status.LOWER_LOST}:
+            undo()  # statistics of batches that led astray
             self._failures += 1
-        elif self._failures and self._moved(*good):  # the same point only leads to where the others failed
+        elif self._failures and any(
+            map(apart, self._good, good)
+        ):  # the same point only leads to where the others failed
             self._failures = 0
         if self._failures >= self.patience:
             raise SolverError(
-                f"`{type(self).__name__}.step(...)`: {self._failures} iterations in a row met values that are not finite. "
+                f"`{type(self).__name__}.step(...)`: {self._failures} iterations in a row "
+                f"{_MET.get(record.status, 'met values that are not finite')}. "
                 f"{record.advice}. The parameters are at the last point where both losses were finite.",
                 record,
             )
@@ -267,6 +263,8 @@ class Solver:
             return self._go_back(replace(record, lower_status=Status.NON_FINITE))
         if not (isfinite(estimate.value) and isfinite(record.hypergrad_norm)):
             return self._go_back(record)
+        if lowered.lost(self.oracle, ended, y):
+            return self._undone(replace(record, lower_status=Status.LOWER_LOST), x, y)
         if lowered.rose(self.oracle, sample.lower, ended, y):
             record = replace(record, lower_status=worst(lowered.status, Status.LOWER_ROSE))
         self._good = (x, lowered.y)
@@ -285,11 +283,8 @@ class Solver:
             type(self).__name__,
         )
         self._upper_state = taken.state
-        self._lower_state = self.lower.followed(lowered.state, lowered.y, self.problem.y.read())
-        if taken.status is Status.RETURNED:
-            self._lower_state = self.lower.calmed(self._lower_state) or {}
-        elif isfinite(estimate.lower_slope):
-            self._lower_state = self.lower.taught(self._lower_state, estimate.lower_slope)
+        returned = taken.status is Status.RETURNED
+        self._lower_state = told(self.lower, lowered, self.problem.y.read(), estimate.lower_slope, returned)
         self._trend = self._trend.with_value(estimate.value)
         noticed = Status.NO_INFLUENCE if uninfluenced else Status.UPPER_ROSE if self._trend.risen else Status.OK
         upper, linear = worst(taken.status, noticed), worst(estimate.status, taken.linear)
@@ -311,7 +306,7 @@ class Solver:
     def _look(self, sample: Sample) -> None:
         """Before an iteration: which view it is to be, where that is open."""
         arrays = naming_arrays(f"{type(self).__name__}.step", sample.upper, sample.lower.newest)
-        with self.oracle.unfrozen(), torch.no_grad(), arrays:
+        with self.oracle.unfrozen(), self.problem.quiet(), torch.no_grad(), arrays:
             self._see(self._choice.before(self.oracle, sample))
 
     def _see(self, choice: Choice) -> None:
@@ -333,11 +328,13 @@ class Solver:
         self._lower_state = self.lower.careful(self._lower_state)
         return replace(record, upper_status=Status.NON_FINITE, status=Status.NON_FINITE)
 
-    def _moved(self, x: Tensor, y: Tensor) -> bool:
-        """Whether the last good point is another than this one, by more than rounding."""
-        assert self._good is not None
-        pairs = zip(self._good, (x, y), strict=True)
-        return any(norm(now - at) > STILL * torch.finfo(at.dtype).eps * norm(at) for now, at in pairs)
+    def _undone(self, record: Record, x: Tensor, y: Tensor) -> Record:
+        """The lower steps led astray: back to where they began; the second time in a row to the last good point."""
+        if self._failures:
+            return replace(self._go_back(record), upper_status=Status.OK, status=Status.LOWER_LOST)
+        self._write(x, y)
+        self._lower_state = self.lower.careful(self._lower_state)
+        return replace(record, status=Status.LOWER_LOST)
 
     def _write(self, x: Tensor, y: Tensor) -> None:
         self.problem.x.write_(x)

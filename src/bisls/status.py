@@ -24,7 +24,8 @@ class Status(IntEnum):
     NO_INFLUENCE = 13
     UPPER_ROSE = 14
     RESTARTED = 15
-    RETURNED = 16
+    LOWER_LOST = 16
+    RETURNED = 17
 
     @property
     def advice(self) -> str:
@@ -64,7 +65,7 @@ _ADVICE = {
     ),
     Status.NON_FINITE: (
         "a loss or gradient is NaN or infinite; the parameters were left as they were. Look for log(0), division by zero "
-        "or overflow in the loss, or for bad numbers in the data"
+        "or overflow in the loss, for bad numbers in the data or an empty batch, or a far too large rate of a lower optimiser"
     ),
     Status.MAX_ITERS: (
         "the linear solve used all its iterations before reaching its tolerance; allow more of them, or make the lower "
@@ -105,5 +106,10 @@ _ADVICE = {
     Status.RETURNED: (
         "the running mean of the upper loss had risen clearly above its lowest level, so x and y went back to where it was, and "
         "the lower steps are a third as long from now on. Expected where y begins to learn its data by heart"
+    ),
+    Status.LOWER_LOST: (
+        "the lower optimiser led far above where it began, or to a model whose gradients are zero, so its steps were undone: y, "
+        "the optimiser and the buffers of modules are as before, and x was not moved. Give it a smaller rate (or a warm-up, or "
+        "clipping), or leave lower_optimizer out, so that the steps set themselves"
     ),
 }

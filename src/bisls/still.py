@@ -7,7 +7,7 @@ import random
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +121,13 @@ def still(
         before.restore()
 
 
+def kept(buffers: Iterable[Tensor], around: Surroundings) -> Callable[[], None]:
+    """What puts the buffers of all modules in reach, and those declared, back to what they are now."""
+    watch = _Watch(buffers)
+    watch.modules(around)
+    return watch.put_back
+
+
 class _Watch:
     """What modules keep, as it was before they ran.
 
@@ -141,10 +148,14 @@ class _Watch:
 
     def reach(self, around: Surroundings) -> None:
         """What a loss can reach may change without the call of a module: by its ``forward``, or a function of tensors."""
+        self.modules(around)
+        self._tensors = [(own, own.clone()) for own in around.tensors]
+
+    def modules(self, around: Surroundings) -> None:
+        """The modules in reach alone."""
         for module in around.modules:
             if not any(is_lazy(buffer) for buffer in module._buffers.values() if buffer is not None):
                 self.begins(module)
-        self._tensors = [(own, own.clone()) for own in around.tensors]
 
     def begins(self, module: nn.Module) -> None:
         """A module is about to run."""
@@ -267,6 +278,12 @@ def uses_compiler() -> bool:
     """Whether somebody has asked for compiled code in this process, translated already or not."""
     asked = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", ())
     return len(asked) > 0 or compiled() > 0
+
+
+def twice_differentiable() -> AbstractContextManager[Any]:
+    """Within this context compiled code runs uncompiled: what `torch.compile` makes can be differentiated only once."""
+    stance = getattr(torch.compiler, "set_stance", None)  # torch 2.6 has it first
+    return nullcontext() if stance is None or not uses_compiler() else stance("force_eager")
 
 
 def compiled() -> int:

@@ -10,6 +10,8 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
+STILL = 64.0  # a move of so many units in the last place is rounding
+
 
 class Vector:
     """A list of parameters seen as one flat vector.
@@ -115,6 +117,11 @@ def norm(vector: Tensor) -> float:
     if not 1e-15 < size < inf and vector.dtype is not torch.float64:  # squares that single precision cannot hold
         return torch.linalg.vector_norm(vector, dtype=torch.float64).item()
     return size
+
+
+def apart(one: Tensor, two: Tensor) -> bool:
+    """Whether two vectors differ by more than rounding."""
+    return norm(one - two) > STILL * torch.finfo(two.dtype).eps * norm(two)
 
 
 def finite(*vectors: Tensor) -> bool:

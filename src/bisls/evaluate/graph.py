@@ -13,7 +13,7 @@ from torch.autograd.graph import _engine_run_backward
 
 from bisls.evaluate.losses import Parts, grad, must_depend, replayed, scalar
 from bisls.problem import Bilevel
-from bisls.still import Moment
+from bisls.still import Moment, twice_differentiable
 from bisls.vector import Vector
 
 SMALL = 64  # a Hessian with no more rows than this is written out
@@ -40,7 +40,7 @@ class Graph:
         self._x, self._y = problem.x.tensors, problem.y.tensors
         with replayed(problem, replay):
             self.moment = problem.moment()
-            with torch.enable_grad():
+            with twice_differentiable(), torch.enable_grad():
                 self._loss = scalar("lower_loss", problem.lower_loss(batch))
                 self._graph = grad(self._loss, self._y, True)
             must_depend("lower_loss", "lower_params", self._graph)

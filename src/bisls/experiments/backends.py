@@ -21,6 +21,7 @@ from joblib.parallel import LokyBackend
 from bisls.experiments.base import Config, RunRecord
 
 BACKENDS = ("local", "dask", "ray")
+RETRIES = 3  # so often a run is begun again whose worker has died
 
 
 class SweepError(RuntimeError):
@@ -116,6 +117,9 @@ class Pool:
         if self.backend == "local" and self.jobs == 1:
             yield from map(run_one, configs)
             return
+        if self.backend == "ray":
+            yield from self._on_ray(configs)
+            return
         tasks = (joblib.delayed(run_one)(config) for config in configs)
         try:
             # one at a time: a batch of runs would be lost together when the command is stopped
@@ -136,15 +140,32 @@ class Pool:
         self._opened.enter_context(joblib.parallel_config(backend="dask", n_jobs=-1, wait_for_workers_timeout=60))
 
     def _open_ray(self) -> None:
-        ray, register = self._imported("ray"), self._imported("ray.util.joblib").register_ray
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it tells nobody, unless somebody has said so
+        ray = self._imported("ray")
         address = os.environ.get("RAY_ADDRESS")
+        # without an address, workers on this machine: the same command as on a cluster
+        here = {} if address else {"num_cpus": self.jobs, "include_dashboard": False}
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
-            ray.init(address=address, **({} if address else {"num_cpus": self.jobs}), ignore_reinit_error=True)
-        except (OSError, RuntimeError, ConnectionError) as error:
+            ray.init(address=address, **here, **quiet, ignore_reinit_error=True)
+        except (OSError, RuntimeError, ValueError, ConnectionError) as error:
             raise SweepError(f"--backend ray: no cluster answers at {address or 'this machine'}: {error}") from error
-        register()
         self._opened.callback(ray.shutdown)
-        self._opened.enter_context(joblib.parallel_config(backend="ray", n_jobs=-1 if address else self.jobs))
+
+    def _on_ray(self, configs: Sequence[Config]) -> Iterator[tuple[Config, RunRecord | Failure]]:
+        """By tasks of ray itself, which begins those again whose worker has died.
+
+        Its backend for joblib hands over nothing before all is done.
+        """
+        ray = self._imported("ray")
+        task = ray.remote(max_retries=RETRIES, num_cpus=1)(run_one)
+        try:
+            waiting = [task.remote(config) for config in configs]
+            while waiting:
+                ready, waiting = ray.wait(waiting)
+                yield ray.get(ready[0])
+        except ray.exceptions.RayError as error:  # a worker that dies again and again, a cluster that went away
+            raise SweepError(f"the ray workers are gone: {type(error).__name__}: {error}") from error
 
     def _imported(self, module: str) -> Any:
         try:

@@ -127,7 +127,8 @@ def through(
         if taken.derivative is None:
             raise ValueError(
                 "the lower steps cannot be differentiated: their direction is not linear in the gradient (LBFGS, a part of "
-                "your own without a derivative); use Implicit(), or gradient steps, Adam() or an optimiser of torch's below"
+                "your own without a derivative), or they look at the signs of gradients alone (Lion, Rprop), or mix them (Muon); "
+                "use hypergrad=Implicit(), or gradient steps, Adam() or an optimiser of torch's below"
             )
         assert taken.y is not None
         oracle.problem.y.write_(taken.y)

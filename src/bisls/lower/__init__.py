@@ -5,6 +5,7 @@ from bisls.lower.base import Ended as Ended
 from bisls.lower.base import Lowered as Lowered
 from bisls.lower.base import LowerPart as LowerPart
 from bisls.lower.base import TraceStep as TraceStep
+from bisls.lower.base import told as told
 from bisls.lower.first import begin as begin
 from bisls.lower.loop import Loop as Loop
 from bisls.lower.newton import Newton as Newton

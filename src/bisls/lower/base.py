@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -82,6 +82,7 @@ class Lowered:
         accepted: The last step size taken in this or an earlier iteration; 0 before the first.
         first: Loss and gradient where it began, on the first batch; None where they were not finite, or are not known.
         last: The same before the last step.
+        usual: The size of the loss where the run began; a loop that leads far above it is undone. None: nothing is.
         promised: How much the loss would have fallen if it had followed its slopes; None where nobody has added it up.
         trace: The steps, where they were asked for.
         began: Where, in which state, at which moment and in which iteration it began, for `LowerPart.rerun`.
@@ -97,6 +98,7 @@ class Lowered:
     first: LowerPoint | None = field(default=None, repr=False)
     last: LowerPoint | None = field(default=None, repr=False)
     promised: float | None = None
+    usual: float | None = None
     trace: tuple[TraceStep, ...] = field(default=(), repr=False)
     began: Began | None = field(default=None, repr=False)
 
@@ -139,6 +141,27 @@ class Lowered:
             if noisy and promised is None:  # the most that a slope as steep as those here could say of so long a way
                 promised = 2.0 * _steepness(oracle, batches, ended) * norm(start - self.y)
             return not noisy or promised is None or rise > promised
+
+    def lost(self, oracle: Oracle, ended: Ended, start: Tensor) -> bool:
+        """Whether the steps led astray, so that they had better be undone.
+
+        The loss rose by more than all of the loss that the run began with; or it did not fall, and nine of ten gradients have
+        become exactly zero (a dead model). It is looked at on the same batch and random numbers at both ends.
+
+        Args:
+            oracle: Evaluates the lower loss.
+            ended: The loss where they ended.
+            start: Where they began.
+        """
+        if self.usual is None or self.first is None or self.last is None:
+            return False
+        dead = int(self.last.grad.count_nonzero()) < ALIVE * int(self.first.grad.count_nonzero())
+        if not dead and ended.value - self.first.value <= self.usual / 2:  # far from it: one value is spared
+            return False
+        with oracle.problem.y.lent(start):
+            began = oracle.lower_value(ended.batch, ended.moment)
+        rise = ended.value - began
+        return (dead and rise >= 0.0) or rise > max(self.usual, abs(began)) > 0.0
 
 
 @dataclass(frozen=True)
@@ -276,6 +299,22 @@ class LowerPart(ABC):
         return state
 
 
+def told(part: LowerPart, lowered: Lowered, y: Tensor, slope: float, returned: bool) -> State:
+    """The state of a part after the upper step.
+
+    Args:
+        part: What trains y.
+        lowered: What it did.
+        y: Where y is now.
+        slope: The derivative of the upper loss by the logarithm of the step sizes; NaN where nobody knows it.
+        returned: Whether y went back to where the upper loss was lowest.
+    """
+    state = part.followed(lowered.state, lowered.y, y)
+    if returned:
+        return part.calmed(state) or {}
+    return part.taught(state, slope) if isfinite(slope) else state
+
+
 def lower_line(
     oracle: Oracle, here: LowerPoint | LowerGraph, batch: Any, slope: float, point: Any, clock: int | None
 ) -> Line:
@@ -309,5 +348,6 @@ def moved(oracle: Oracle, y: Tensor, direction: Tensor, t: float) -> Tensor:
 
 
 SAMPLED = 4  # on so many batches the noise of a part that promises nothing is measured
+ALIVE = 0.1  # a model with a smaller part of its gradients left is dead
 SEEN = 1e3  # a rise of the lower loss counts from so many units in its last place on
 FAR = 1e30  # no shorter step can lead out of the finite numbers

@@ -11,25 +11,24 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from bisls.derivatives import Derivative, Factor, Following, Momentum, Probed, Squares, floored
-from bisls.vector import Vector, norm
+from bisls.lower.hooked import Hooks, difference, unchanged
+from bisls.vector import Vector
 
 Coefficients = dict[str, Tensor | float]  # those of `Momentum`, for one parameter
 
 
-def known(
-    optimizer: Optimizer, vector: Vector, gradient: Tensor, following: Following
-) -> Callable[[], Derivative | None]:
+def known(hooks: Hooks, gradient: Tensor, following: Following) -> Callable[[], Derivative | None]:
     """To be called before a step; what it gives is to be called after it, and is the derivative of that step.
 
     Args:
-        optimizer: Whose step it is.
-        vector: The lower parameters.
+        hooks: The optimiser whose step it is, with the hooks around it.
         gradient: That of the step, flat.
         following: What of the optimiser's state will be differentiated.
     """
+    optimizer, vector = hooks.optimizer, hooks.vector
     formula = FORMULAS.get(type(optimizer))
-    if formula is None or _overridden(optimizer):
-        return _tried(optimizer, vector, gradient)
+    if formula is None or hooks.shaping:
+        return _tried(hooks, gradient)
     began = {p: not optimizer.state.get(p) for group in optimizer.param_groups for p in group["params"]}
 
     def after() -> Derivative:
@@ -43,12 +42,6 @@ def known(
 def rate_of(optimizer: Optimizer) -> float:
     """The rate of its first group."""
     return float(optimizer.param_groups[0].get("lr", 0.0))
-
-
-def _overridden(optimizer: Optimizer) -> bool:
-    """Whether something changes gradients or parameters around a step: hooks of the user's."""
-    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    return any(getattr(optimizer, name, None) for name in hooks)
 
 
 def _sgd(group: dict[str, Any], state: dict[str, Any], first: bool, following: Following) -> Coefficients:
@@ -127,48 +120,29 @@ def _joined(vector: Vector, found: list[Coefficients]) -> Derivative:
     return Momentum(**{name: joined(name) for name in names}, squares=squares)
 
 
-def _tried(optimizer: Optimizer, vector: Vector, gradient: Tensor) -> Callable[[], Derivative | None]:
-    """By steps of a copy, with gradients a little to both sides: right where no coordinate depends on another's gradient."""
+def _tried(hooks: Hooks, gradient: Tensor) -> Callable[[], Derivative | None]:
+    """By steps with gradients a little to both sides: right where the derivative of the step is symmetric.
+
+    It is where no coordinate depends on another's gradient, and where all are divided by a common norm.
+    """
+    optimizer, vector = hooks.optimizer, hooks.vector
     state, y = deepcopy(optimizer.state_dict()), vector.read()
 
     def stepped(g: Tensor) -> Tensor:
-        now, there = deepcopy(optimizer.state_dict()), vector.read()
-        grads = [tensor.grad for tensor in vector.tensors]
-        try:
-            optimizer.load_state_dict(deepcopy(state))
-            vector.write_(y)
-            for tensor, part in zip(vector.tensors, vector.cast(g), strict=True):
-                tensor.grad = part.clone()
-            with torch.enable_grad():
-                optimizer.step()
-            return vector.read()
-        finally:
-            for tensor, own in zip(vector.tensors, grads, strict=True):
-                tensor.grad = own
-            optimizer.load_state_dict(now)
-            vector.write_(there)
-
-    eps = torch.finfo(vector.dtype).eps ** (1 / 3)
+        optimizer.load_state_dict(deepcopy(state))
+        vector.write_(y)
+        for tensor, part in zip(vector.tensors, vector.cast(g), strict=True):
+            tensor.grad = part.clone()
+        hooks.step(trial=True)
+        return -vector.read()
 
     def product(v: Tensor) -> Tensor:
-        size = norm(v)
-        if size == 0.0:
-            return torch.zeros_like(v)
-        # each number of the gradient is moved by a small part of itself, or of the usual one
-        e = eps * max(norm(gradient), torch.finfo(vector.dtype).tiny) / size
-        return (stepped(gradient - e * v) - stepped(gradient + e * v)) / (2 * e)
+        with unchanged(optimizer, vector):
+            found, closer = (difference(stepped, gradient, v, part) for part in (1.0, 0.25))
+        # a jump (of a sign) is no derivative: it looks larger from closer by, or is not there
+        return torch.where((found - closer).abs() <= found.abs() / 2, closer, 0.0)
 
     def after() -> Derivative | None:
-        return Probed(product) if _diagonal(product, gradient) else None
+        return Probed(product) if hooks.followable(product, gradient) else None
 
     return after
-
-
-def _diagonal(product: Callable[[Tensor], Tensor], gradient: Tensor) -> bool:
-    """Whether a change of every second gradient leaves the steps of the others alone."""
-    chosen = torch.zeros_like(gradient)
-    chosen[::2] = gradient.abs().mean()
-    moved = product(chosen)
-    if gradient.numel() == 1:
-        return True
-    return bool(moved[1::2].abs().max() <= 1e-3 * moved[::2].abs().max())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from math import isfinite
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from bisls.batches import Minibatches
-from bisls.derivatives import Following, Within
+from bisls.derivatives import Derivative, Following, Within
 from bisls.lower.base import Lowered, LowerPart, State, TraceStep
+from bisls.lower.hooked import Hooks, holding
 from bisls.lower.known import known, rate_of
 from bisls.oracle import LowerPoint, Oracle
 from bisls.states import Fields, Free, Kind, Number, Unfit, shown
@@ -58,13 +59,15 @@ class UserOptimizer(LowerPart):
                 f"{where}: the optimiser lacks {len(missing)} of the {len(lower.tensors)} lower parameters, the first of shape "
                 f"{tuple(missing[0].shape)}; give it all of them, or leave them out of lower_params"
             )
-        others = _without(own, lower.tensors)
+        others = [p for p in _without(own, lower.tensors) if p.requires_grad]  # no step moves what is frozen
         if others:
             raise ValueError(
                 f"{where}: the optimiser has {len(others)} parameters that are not in lower_params, the first of shape "
                 f"{tuple(others[0].shape)}; it must train the lower parameters alone"
             )
-        self._call = call
+        self._call, self._hooks = call, Hooks(optimizer, lower)
+        self._trial = self._again = False  # steps that are only tried; the last ones, repeated
+        self._rates: list[list[dict[str, Any]]] = []  # what a schedule may change, in each of the last steps
         self._described = _described(optimizer)
         self._first = self._state(0.0)
         self._began = self._first  # the state in which the last iteration began
@@ -103,6 +106,7 @@ class UserOptimizer(LowerPart):
         if self._held is self._first:  # until now the user may have loaded something into it
             self._first = self._held = self._began = self._state(0.0)
         self._load(state or self._first)
+        usual = float(state.get("usual", 0.0))
         self._held = None
         start, following = y, Following.of(trace)
         vector.write_(y)
@@ -117,13 +121,11 @@ class UserOptimizer(LowerPart):
                     if not finite(here.grad):
                         status = Status.NON_FINITE
                         break
-                    for tensor, part in zip(vector.tensors, vector.cast(here.grad), strict=True):
-                        tensor.grad = part.clone()
                     before = y
                     vector.write_(y)
+                    self._rated(i)
                     seen = following is not None and following.sees(len(batches) - i)
-                    back = known(self.optimizer, vector, here.grad, following) if following and seen else None
-                    self._step()
+                    prepared, back = self._step(here.grad, following if seen else None)
                     y = vector.read() if bounds is None else bounds.project(vector.read(), vector)
                     if not finite(y):
                         y, status = start, Status.NON_FINITE
@@ -132,7 +134,7 @@ class UserOptimizer(LowerPart):
                     first, last, steps = first or here, here, steps + 1
                     promised += dot(here.grad, before - y)
                     if following is not None:
-                        went = None if back is None else back()
+                        went = None if back is None else self._hooks.around(back(), here.grad, prepared)
                         if bounds is not None and went is not None:
                             went = Within(went, y == vector.read())
                         rate = rate_of(self.optimizer)
@@ -142,7 +144,8 @@ class UserOptimizer(LowerPart):
                 tensor.grad = own
         vector.write_(y)
         rate = rate_of(self.optimizer)
-        self._held = after = self._state(rate if steps else 0.0)
+        usual = usual or (0.0 if first is None else abs(first.value))
+        self._held = after = self._state(rate if steps else 0.0, usual)
         return Lowered(
             y=y,
             step=rate if steps else 0.0,
@@ -154,6 +157,7 @@ class UserOptimizer(LowerPart):
             first=first,
             last=last,
             promised=promised,
+            usual=usual,
             trace=tuple(recorded),
         )
 
@@ -166,22 +170,42 @@ class UserOptimizer(LowerPart):
 
     def rerun(self, oracle: Oracle, batches: Minibatches, lowered: Lowered) -> Tensor | None:
         """The steps again from the state in which they began; the optimiser is afterwards in the state that it is in now."""
-        with self._lent():
+        with self._lent(again=True):
             return super().rerun(oracle, batches, lowered)
 
     @contextmanager
-    def _lent(self) -> Iterator[None]:
-        held, began, now = self._held, self._began, deepcopy(self.optimizer.state_dict())
+    def _lent(self, again: bool = False) -> Iterator[None]:
+        held, began = self._held, self._began
         try:
-            yield
+            self._trial, self._again = True, again
+            with holding(self.optimizer):
+                yield
         finally:
-            self.optimizer.load_state_dict(now)
+            self._trial = self._again = False
             self._held, self._began = held, began
+
+    def _rated(self, i: int) -> None:
+        """Before a step: note its rates, or set those that it had when it was taken. A hook may step a schedule."""
+        groups = self.optimizer.param_groups
+        if self._again and i < len(self._rates):
+            for group, own in zip(groups, deepcopy(self._rates[i]), strict=True):
+                group.update(own)
+        elif not self._trial:
+            now = [{name: deepcopy(group[name]) for name in SCHEDULED if name in group} for group in groups]
+            self._rates[i:] = [now]
 
     def anew(self, state: State) -> State:
         """As it was made, but for the rates that somebody has changed since."""
         groups = deepcopy(self.optimizer.state_dict()["param_groups"])
-        return {**self._first, "optimizer": {**self._first["optimizer"], "param_groups": groups}}
+        return {
+            **self._first,
+            "usual": state.get("usual", 0.0),
+            "optimizer": {**self._first["optimizer"], "param_groups": groups},
+        }
+
+    def careful(self, state: State) -> State:
+        """The state in which the last iteration began: what it has led to is undone."""
+        return self._began
 
     def saved(self, state: State) -> State:
         """With the groups as they are now: a scheduler has acted on them since."""
@@ -192,16 +216,20 @@ class UserOptimizer(LowerPart):
 
     def keeps(self, y: Vector | None) -> Fields:
         """What the optimiser holds, and its last rate."""
-        return Fields({"optimizer": Held(self.optimizer), "accepted": Number()}, empty=True)
+        return Fields(
+            {"optimizer": Held(self.optimizer), "accepted": Number()}, optional={"usual": Number(0.0)}, empty=True
+        )
 
     def checked(self, state: State) -> State:
         """Read a state from a file."""
         return self.keeps(None).read(state, "state")
 
-    def _step(self) -> None:
+    def _step(self, gradient: Tensor, seen: Following | None) -> tuple[Tensor, Callable[[], Derivative | None] | None]:
+        """One step; the gradient as the hooks left it, and what gives the derivative of the step by that, if it is seen."""
         try:
-            with torch.enable_grad():
-                self.optimizer.step()
+            prepared = self._hooks.prepare(gradient)
+            back = None if seen is None else known(self._hooks, prepared, seen)
+            self._hooks.step(self._trial)
         except (TypeError, ValueError, RuntimeError) as error:
             name = type(self.optimizer).__name__
             raise ValueError(
@@ -209,9 +237,10 @@ class UserOptimizer(LowerPart):
                 f".grad, failed: {error}. Optimisers that evaluate the loss themselves can't be used here; "
                 "lower_step=Armijo() and lower_direction=LBFGS() do the like"
             ) from error
+        return prepared, back
 
-    def _state(self, accepted: float) -> State:
-        return {"optimizer": deepcopy(self.optimizer.state_dict()), "accepted": accepted}
+    def _state(self, accepted: float, usual: float = 0.0) -> State:
+        return {"optimizer": deepcopy(self.optimizer.state_dict()), "accepted": accepted, "usual": usual}
 
     def _load(self, wanted: State) -> None:
         """Put the optimiser into a state, where it is in another: after an iteration that was cut off, or from a file."""
