@@ -12,6 +12,7 @@ from bisls.experiments.store import Store as Store
 from bisls.experiments.sweep import reproduce as reproduce
 
 NAMES = (
+    "calibration",
     "demo_1",
     "quadratics",
     "trajectories",

@@ -17,6 +17,7 @@ from bisls.experiments.drawing import curve, limits
 from bisls.experiments.evidence import if_progressed, initial
 from bisls.experiments.judging import at_most, mean, ours, show
 from bisls.experiments.method import Method
+from bisls.experiments.readings import Distilling
 from bisls.hypergrad import Implicit
 from bisls.linear import Identity, Neumann
 from bisls.methods import Alternating, BiSLS, BiSPS
@@ -39,15 +40,21 @@ Pairs = Sequence[Pair]
 
 
 def distillation(plan: Plan, seed: int, method: Method[Solver], **settings: Any) -> Distillation:
-    """A run at the scale of the plan: 3000 iterations at full scale, 300 at the quick one; ten real pictures a batch, T = 20."""
+    """A run at the scale of the plan: 3000 iterations, 1000 or 300; ten real pictures a batch, T = 20."""
     own: dict[str, Any] = {
         "data": plan.pick("digits", "mnist", "mnist"),
-        "steps": plan.pick(6, 300, 3000),
-        "every": plan.pick(3, 50, 100),
+        "steps": plan.pick(6, 300, 3000, standard=1000),
+        "every": plan.pick(3, 50, 100, standard=50),
         "batch": 10,
         "lower_iters": plan.pick(4, 20, 20),
+        "reading": plan.reading.distillation,
     }
-    return Distillation(seed, method, **{**own, **settings})
+    return Distillation(seed, at_fixed(method, plan.reading.distillation), **{**own, **settings})
+
+
+def at_fixed(method: Method[Solver], reading: Distilling) -> Method[Solver]:
+    """The method under a reading: what the paper's fixed lower rate is the rate of."""
+    return method.but(**reading.fixed()) if method["lower_step"] == Constant(LOWER) else method
 
 
 def seeds(plan: Plan, method: Method[Solver], **settings: Any) -> list[Distillation]:

@@ -41,13 +41,14 @@ Groups = dict[str, list[RunRecord]]
 
 
 def representation(plan: Plan, seed: int, method: Method[Solver], **settings: Any) -> Representation:
-    """A run at the scale of the plan: 1000 iterations at full scale, 60 at the quick one; the rest as the paper has it."""
+    """A run at the scale of the plan: 1000 iterations, 200 or 60; the rest as the paper has it."""
     own: dict[str, Any] = {
         "data": plan.pick("digits", "mnist", "mnist"),
-        "steps": plan.pick(4, 60, 1000),
-        "every": plan.pick(2, 5, 20),
+        "steps": plan.pick(4, 60, 1000, standard=200),
+        "every": plan.pick(2, 5, 20, standard=10),
         "batch": plan.pick(32, 256, 256),
         "lower_iters": plan.pick(2, 10, 10),
+        "reading": plan.reading.representation,
     }
     return Representation(seed, method, **{**own, **settings})
 
@@ -63,12 +64,14 @@ def restarting(plan: Plan, name: str, **settings: Any) -> Method[Solver]:
 
     At smaller scales the lower search begins at 2, which is above all that it finds from 100, and saves 37 checks a lower step.
     """
-    return searched(plan, name, **{"beta": plan.pick(2.0, 2.0, BETA), "lower_restart": Restart(), **settings})
+    return searched(
+        plan, name, **{"beta": plan.pick(2.0, 2.0, BETA, standard=BETA), "lower_restart": Restart(), **settings}
+    )
 
 
 def short(plan: Plan, method: Method[Solver], **settings: Any) -> Representation:
-    """A run beside those of `restarting`, whose iterations are expensive: 20 of them at the quick scale."""
-    own: dict[str, Any] = {"steps": plan.pick(2, 20, 1000), "every": plan.pick(2, 5, 20)}
+    """A run beside those of `restarting`, whose iterations are expensive: 20 of them at the quick scale, 50 at the standard one."""
+    own: dict[str, Any] = {"steps": plan.pick(2, 20, 1000, standard=50), "every": plan.pick(2, 5, 20)}
     return representation(plan, 0, method, **{**own, **settings})
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from bisls.experiments.backends import Failure, Pool
 from bisls.experiments.base import Asking, Config, Figure, Findings, Plan, RunRecord
+from bisls.experiments.readings import READINGS
 from bisls.experiments.store import Store
 from bisls.outcome import Outcome
 
@@ -137,6 +138,7 @@ def outcome_of(figure: Figure, plan: Plan, findings: Findings, records: Sequence
         "cpu_seconds": round(sum(float(record.facts.get("cpu_seconds", 0.0)) for record in runs), 1),
         "evaluations": totals,
     }
+    reading = "" if plan.reading == READINGS["paper"] else f" --reading {plan.reading.name}"
     return Outcome(
         name=figure.name,
         title=figure.title,
@@ -148,5 +150,7 @@ def outcome_of(figure: Figure, plan: Plan, findings: Findings, records: Sequence
         verdicts=findings.verdicts,
         pictures=findings.pictures,
         facts=facts,
-        command=f"bisls reproduce {figure.name} --scale {plan.scale} --seeds {plan.seeds}",
+        command=f"bisls reproduce {figure.name} --scale {plan.scale} --seeds {plan.seeds}{reading}",
+        tables=findings.tables,
+        reading=plan.reading.name,
     )
