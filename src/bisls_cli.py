@@ -141,11 +141,18 @@ def reproduce(
     scale: Annotated[
         str,
         typer.Option(
-            help="smoke (minutes, shipped data), quick (about an hour on two cores), paper (weeks on two cores).",
+            help="smoke (minutes, shipped data), quick (about an hour on two cores), standard (half a day), paper (weeks).",
             autocompletion=_complete("bisls.experiments:SCALES"),
         ),
     ] = "quick",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting (default: 1, 1, 5).")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting (default: 1, 1, 3, 5).")] = None,
+    reading: Annotated[
+        str,
+        typer.Option(
+            help="How the paper's tasks are read: paper (the one that gives the settings it reports), second.",
+            autocompletion=_complete("bisls.experiments:READINGS"),
+        ),
+    ] = "paper",
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, one thread each.")] = os.cpu_count() or 1,
     backend: Annotated[
         str,
@@ -156,7 +163,9 @@ def reproduce(
     ] = "local",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of runs, outcomes, plots and page.  [default: out/SCALE]", file_okay=False),
+        typer.Option(
+            help="Folder of runs, outcomes, plots and page.  [default: out/SCALE, out/SCALE-READING]", file_okay=False
+        ),
     ] = None,
 ) -> None:
     """Run the paper's experiments, judge its claims, and write one page with all of it.
@@ -172,19 +181,21 @@ def reproduce(
 
       DASK_SCHEDULER_ADDRESS=tcp://head:8786 bisls reproduce --scale paper --backend dask
     """
-    from bisls.console import UsageError, chosen_figures, of_one_scale, run_reproduce, with_data, write_page
-    from bisls.experiments import BACKENDS, SCALES, SEEDS, Plan, SweepError
+    from bisls.console import UsageError, chosen_figures, of_one_kind, run_reproduce, with_data, write_page
+    from bisls.experiments import BACKENDS, READINGS, SCALES, SEEDS, Plan, SweepError
     from bisls.report import EMPTY, ReportError, count
 
     console = Console(emoji=False)
-    for option, value, known in (("--scale", scale, SCALES), ("--backend", backend, BACKENDS)):
+    options = (("--scale", scale, SCALES), ("--reading", reading, READINGS), ("--backend", backend, BACKENDS))
+    for option, value, known in options:
         if value not in known:
             raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}", param_hint=option)
-    plan, out = Plan(scale, seeds or SEEDS[scale]), out or Path("out") / scale
+    plan = Plan(scale, seeds or SEEDS[scale], READINGS[reading])
+    out = out or Path("out") / (scale if reading == "paper" else f"{scale}-{reading}")
     try:
         chosen = chosen_figures(figures or [])
         out.mkdir(parents=True, exist_ok=True)
-        of_one_scale(out, scale)
+        of_one_kind(out, scale, reading)
         ready, left_out = with_data(chosen, plan, console)
         outcomes, display = run_reproduce(ready, plan, out, jobs, backend, console)
         page, shown = write_page(out) if outcomes else (None, ())

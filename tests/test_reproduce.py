@@ -378,7 +378,8 @@ def invoke(*arguments):
     ("arguments", "said"),
     [
         (("reproduce", "qudratics"), "did you mean quadratics"),
-        (("reproduce", "--scale", "huge"), "smoke, quick, paper"),
+        (("reproduce", "--scale", "huge"), "smoke, quick, standard, paper"),
+        (("reproduce", "--reading", "tea leaves"), "paper, second"),
         (("reproduce", "--backend", "slurm"), "local, dask, ray"),
         (("reproduce", "--seeds", "0"), "--seeds"),  # the rest of the sentence is typer's, and changes
         (("sensitivity", "chess"), "penalties"),

@@ -135,13 +135,14 @@ def with_data(figures: Sequence[Figure], plan: Plan, console: Console) -> tuple[
     return [one for one in figures if one.name not in left_out], left_out
 
 
-def of_one_scale(out: Path, scale: str) -> None:
-    """Refuse a folder with outcomes of another scale: one page, one scale."""
+def of_one_kind(out: Path, scale: str, reading: str) -> None:
+    """Refuse a folder with outcomes of another scale or reading: one page, one of each."""
     if not any((out / "outcomes").glob("*.json")):  # none yet, or a command was killed before its first
         return
     for outcome in read_outcomes(out):
-        if outcome.scale != scale:
-            raise UsageError(f"{out} has outcomes of the scale {outcome.scale!r}; give another --out for {scale!r}")
+        for what, there, asked in (("scale", outcome.scale, scale), ("reading", outcome.reading, reading)):
+            if there and there != asked:
+                raise UsageError(f"{out} has outcomes of the {what} {there!r}; give another --out for {asked!r}")
 
 
 def run_reproduce(

@@ -116,7 +116,7 @@ class Plan:
 
     scale: str
     seeds: int
-    reading: Reading = READINGS["second"]
+    reading: Reading = READINGS["paper"]
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
@@ -128,6 +128,11 @@ class Plan:
         """The value for this scale; at "standard" that of "quick", unless it has its own."""
         middle = quick if standard is None else standard
         return {"smoke": smoke, "quick": quick, "standard": middle, "paper": paper}[self.scale]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether figures are made one after another."""
+        return self.scale == "standard"
 
     @property
     def each_seed(self) -> range:

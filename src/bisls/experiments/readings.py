@@ -60,6 +60,9 @@ class TestBelow(Split):
         return {} if rest is None else {"lower": rest}
 
 
+SQUARES, APART = LeastSquares(), Apart()
+
+
 @dataclass(frozen=True)
 class Representing:
     """A reading of hyper-representation.
@@ -71,8 +74,8 @@ class Representing:
         ridge: The penalty on the last layer.
     """
 
-    loss: HeadLoss = LeastSquares()
-    split: Split = Apart()
+    loss: HeadLoss = SQUARES
+    split: Split = APART
     standardised: bool = True
     ridge: float = 1e-3
 
@@ -133,6 +136,9 @@ class OnBatches(Plotted):
         return sum(batches) / len(batches) if batches else now
 
 
+SGD, ADAM, FIXED = Steepest(), Adam(search_momentum=False), OnFixed()
+
+
 @dataclass(frozen=True)
 class Distilling:
     """A reading of data distillation.
@@ -145,9 +151,9 @@ class Distilling:
     """
 
     standardised: bool = False
-    lower: Direction = Steepest()
+    lower: Direction = SGD
     pool: int | None = None
-    plotted: Plotted = OnFixed()
+    plotted: Plotted = FIXED
 
     def __str__(self) -> str:
         pictures = "standardised" if self.standardised else "in [0, 1]"
@@ -157,7 +163,7 @@ class Distilling:
 
     def task(self, images: Any, labels: Any, mean: float, sd: float, **settings: Any) -> tasks.Task:
         """The task."""
-        scale = {"mean": mean, "sd": sd} if self.standardised else {}
+        scale: dict[str, Any] = {"mean": mean, "sd": sd} if self.standardised else {}
         return tasks.distillation(images, labels, pool=self.pool, **scale, **settings)
 
     def fixed(self) -> dict[str, Any]:
@@ -165,11 +171,9 @@ class Distilling:
         return {} if isinstance(self.lower, Steepest) else {"lower_direction": self.lower}
 
 
-ADAM = Adam(search_momentum=False)
 REPRESENTING = {
     "least squares": Representing(),
     "mean squares": Representing(MeanSquares()),
-    "cross-entropy": Representing(CrossEntropy()),
     "referenced": Representing(CrossEntropy(), TestBelow()),
     "referenced, raw": Representing(CrossEntropy(), TestBelow(), standardised=False),
 }

@@ -70,7 +70,7 @@ def restarting(plan: Plan, name: str, **settings: Any) -> Method[Solver]:
 
 
 def short(plan: Plan, method: Method[Solver], **settings: Any) -> Representation:
-    """A run beside those of `restarting`, whose iterations are expensive: 20 of them at the quick scale, 50 at the standard one."""
+    """A run beside those of `restarting`, whose iterations are expensive: 20 of them, or 50 ("standard")."""
     own: dict[str, Any] = {"steps": plan.pick(2, 20, 1000, standard=50), "every": plan.pick(2, 5, 20)}
     return representation(plan, 0, method, **{**own, **settings})
 
