@@ -27,12 +27,14 @@ class Verdict:
         judgement: Whether it is.
         numbers: The numbers that decide, as text.
         ours: Whether it is about this package's default and no claim of the paper.
+        told: The numbers that the paper itself has for it, as text; empty where it has none.
     """
 
     statement: str
     judgement: Judgement
     numbers: str
     ours: bool = False
+    told: str = ""
 
 
 @dataclass(frozen=True)

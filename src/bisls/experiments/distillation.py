@@ -143,7 +143,7 @@ def grid(plan: Plan, name: str, beta: float | None = None) -> Pairs:
         "SGD": plan.pick((1.0,), (0.1, 1.0, 10.0), (0.01, 0.1, 1.0, 10.0, 100.0)),
         "Adam": plan.pick((0.01,), (0.001, 0.01, 0.1), (0.0001, 0.001, 0.01, 0.1, 1.0)),
     }[name]
-    betas = plan.pick((0.3,), (0.3,), (0.01, 0.1, 0.3, 1.0))
+    betas = plan.pick((0.3,), (0.3,), (0.01, 0.1, 0.3, 1.0), standard=(0.03, 0.3))
     pairs = [(alpha, LOWER) for alpha in small] + [(alpha, b) for b in betas for alpha in usual]
     return [pair for pair in pairs if beta is None or pair[1] == beta]
 

@@ -19,12 +19,13 @@ def markdown_table(outcomes: Sequence[Outcome]) -> str:
     lines = [
         f"The paper's claims: {count(verdicts, ours=False)}. Our default: {count(verdicts, ours=True)}.",
         "",
-        "| figure | statement | verdict | numbers |",
-        "|---|---|---|---|",
+        "| figure | statement | the paper has | we see | verdict |",
+        "|---|---|---|---|---|",
     ]
     for outcome, name in zip(outcomes, slugs([outcome.name for outcome in outcomes]), strict=True):
         lines += [
-            f"| [{_escape(outcome.name)}](#fig-{name}) | {_statement(v)} | {_badge(v)} | {_escape(v.numbers)} |"
+            f"| [{_escape(outcome.name)}](#fig-{name}) | {_statement(v)} | {_escape(v.told) or '–'} | {_escape(v.numbers)} | "
+            f"{_badge(v)} |"
             for v in outcome.verdicts
         ]
     return "\n".join(lines) + "\n"

@@ -58,7 +58,7 @@ def ask(plan: Plan) -> Asking:
             reading: {name: one.runs for name, one in best.items() if name.endswith("tuned") == (reading == FREE)}
             for reading in (FIXED, FREE)
         }
-    long = {"steps": plan.pick(12, 600, 3000), "every": plan.pick(6, 100, 250), "pictures": True}
+    long = {"steps": plan.pick(12, 600, 3000, standard=3000), "every": plan.pick(6, 100, 250), "pictures": True}
     wanted = {linear: seeds(plan, searched(plan, hypergrad=hypergrad)) for linear, hypergrad in LINEAR.items()}
     wanted[OWN] = seeds(plan, DEFAULT)
     both_long = {SLS: searched(plan), OWN: DEFAULT}
