@@ -18,7 +18,7 @@ from bisls.experiments.distillation import CONSTANT, LOWER, distillation, polyak
 from bisls.experiments.figures import calibration
 from bisls.experiments.figures.calibration import Item, chosen, judge_distillation, judge_representation, table
 from bisls.experiments.readings import ADAM, DISTILLING, REPRESENTING, Distilling, MeanSquares, OnBatches, Representing
-from bisls.tasks.hyper_representation import _body, _Kept
+from bisls.tasks.hyper_representation import _body, _Kept, _Pool
 
 SHORT = {"data": "digits", "batch": 8, "steps": 4, "lower_iters": 3, "every": 2}
 
@@ -46,6 +46,14 @@ def test_features_are_those_of_the_network_whatever_was_changed():
     assert kept(pictures).requires_grad
     with torch.no_grad():
         assert not kept(pictures).requires_grad
+
+
+def test_pooling_is_that_of_torch_with_and_without_a_gradient():
+    pictures = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(5))
+    pictures[0, 0, 0, 0] = torch.nan
+    expected = torch.nn.functional.max_pool2d(pictures, 2)
+    assert torch.equal(_Pool(2)(pictures).nan_to_num(9.0), expected.nan_to_num(9.0))
+    assert torch.equal(_Pool(2)(pictures.requires_grad_()).nan_to_num(9.0), expected.nan_to_num(9.0))
 
 
 def test_a_lower_search_sends_a_batch_through_the_network_once():
