@@ -203,6 +203,6 @@ class Reading:
 
 
 READINGS = {
-    "paper": Reading("paper", REPRESENTING["referenced"], DISTILLING["referenced"]),
+    "paper": Reading("paper", REPRESENTING["referenced"], DISTILLING["standardised, Adam"]),
     "second": Reading("second", REPRESENTING["least squares"], DISTILLING["raw"]),
 }
