@@ -234,6 +234,8 @@ def report(
     markdown: Annotated[
         Path | None, typer.Option(help="Write a Markdown page too, with its plots beside it.", dir_okay=False)
     ] = None,
+    images: Annotated[str, typer.Option(help="The folder of its plots, seen from the Markdown page.")] = "plots",
+    title: Annotated[str, typer.Option(help="The heading of the Markdown page.")] = "Reproduction",
 ) -> None:
     """Write the page again from FOLDER/outcomes, without running anything: FOLDER/report.html and FOLDER/plots.
 
@@ -245,14 +247,14 @@ def report(
 
       bisls report out/smoke --open
 
-      bisls report out/quick --markdown docs/reproduction.md
+      bisls report out/quick --markdown docs/reproduction.md --images plots/quick
     """
     from bisls.console import write_page
     from bisls.report import ReportError, count, write_markdown
 
     try:
         page, outcomes = write_page(folder)
-        second = write_markdown(outcomes, markdown) if markdown else None
+        second = write_markdown(outcomes, markdown, images, title) if markdown else None
     except ReportError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None

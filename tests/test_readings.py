@@ -17,7 +17,16 @@ from bisls.experiments.bilevel import Distillation, Representation, constant
 from bisls.experiments.distillation import CONSTANT, LOWER, distillation, polyak, searched
 from bisls.experiments.figures import calibration
 from bisls.experiments.figures.calibration import Item, chosen, judge_distillation, judge_representation, table
-from bisls.experiments.readings import ADAM, DISTILLING, REPRESENTING, Distilling, MeanSquares, OnBatches, Representing
+from bisls.experiments.readings import (
+    ADAM,
+    DISTILLING,
+    REPRESENTING,
+    Distilling,
+    MeanSquares,
+    OnBatches,
+    Representing,
+    SquaresOverData,
+)
 from bisls.tasks.hyper_representation import _body, _Kept, _Pool
 
 SHORT = {"data": "digits", "batch": 8, "steps": 4, "lower_iters": 3, "every": 2}
@@ -99,12 +108,13 @@ def test_distillation_from_a_standardised_pool():
             tasks.distillation(images, labels, test_size=10, pool=wrong)
 
 
-def test_mean_squares_is_solved():
+@pytest.mark.parametrize("loss", [MeanSquares(), SquaresOverData(0.3)])
+def test_squares_are_solved(loss):
     draw = torch.Generator().manual_seed(0)
     features, labels = torch.rand(30, 4, generator=draw, dtype=torch.float64), torch.arange(30) % 10
-    head = MeanSquares().solve(features, labels, 0.1, torch.zeros(5, 10, dtype=torch.float64)).requires_grad_()
+    head = loss.solve(features, labels, 0.1, torch.zeros(5, 10, dtype=torch.float64)).requires_grad_()
     outputs = torch.cat([features, torch.ones(30, 1)], 1) @ head
-    (MeanSquares()(outputs, labels) + 0.05 * head.square().sum()).backward()
+    (loss(outputs, labels) + 0.05 * head.square().sum()).backward()
     assert head.detach().abs().max() > 0.05
     assert head.grad.abs().max() < 1e-12
 

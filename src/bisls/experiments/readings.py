@@ -28,6 +28,25 @@ class MeanSquares(HeadLoss):
         return LeastSquares().solve(features, labels, penalty * start.shape[1] / 2, start)
 
 
+@dataclass(frozen=True)
+class SquaresOverData(HeadLoss):
+    """``B / D`` times `LeastSquares`: the sum over a batch divided by the size of the data set, as the formula has it word by word.
+
+    Attributes:
+        share: B / D, the batch's share of the lower data set; the same at both levels.
+    """
+
+    share: float = 256 / 10_000
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """A share of half the squared distance."""
+        return self.share * LeastSquares()(outputs, labels)
+
+    def solve(self, features: Tensor, labels: Tensor, penalty: float, start: Tensor) -> Tensor:
+        """The normal equations; the penalty has no such share."""
+        return LeastSquares().solve(features, labels, penalty / self.share, start)
+
+
 class Split(ABC):
     """Which pictures the lower level of hyper-representation has."""
 
@@ -100,6 +119,7 @@ class Representing:
 _LOSSES: dict[type, str] = {
     LeastSquares: "least squares (summed over outputs)",
     MeanSquares: "least squares (mean over outputs)",
+    SquaresOverData: "least squares (the sum over a batch divided by the size of the data set)",
     CrossEntropy: "cross-entropy",
 }
 
@@ -174,6 +194,7 @@ class Distilling:
 REPRESENTING = {
     "least squares": Representing(),
     "mean squares": Representing(MeanSquares()),
+    "squares over D": Representing(SquaresOverData()),
     "referenced": Representing(CrossEntropy(), TestBelow()),
     "referenced, raw": Representing(CrossEntropy(), TestBelow(), standardised=False),
 }
