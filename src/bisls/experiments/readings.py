@@ -30,7 +30,7 @@ class MeanSquares(HeadLoss):
 
 @dataclass(frozen=True)
 class SquaresOverData(HeadLoss):
-    """``B / D`` times `LeastSquares`: the sum over a batch divided by the size of the data set, as the formula has it word by word.
+    """``B / D`` times `LeastSquares`: the sum over a batch divided by the size of the data set, as the formula has it.
 
     Attributes:
         share: B / D, the batch's share of the lower data set; the same at both levels.
