@@ -197,6 +197,8 @@ REPRESENTING = {
     "squares over D": Representing(SquaresOverData()),
     "referenced": Representing(CrossEntropy(), TestBelow()),
     "referenced, raw": Representing(CrossEntropy(), TestBelow(), standardised=False),
+    "referenced, ridge 0.01": Representing(CrossEntropy(), TestBelow(), ridge=0.01),
+    "referenced, ridge 0.1": Representing(CrossEntropy(), TestBelow(), ridge=0.1),
 }
 DISTILLING = {
     "raw": Distilling(),
