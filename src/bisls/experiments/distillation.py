@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -192,12 +193,12 @@ def learnt(judgement: Judgement, records: Sequence[RunRecord]) -> Judgement:
 
 
 @cache
-def reference(data: str, seed: int = 0) -> float:
+def reference(data: str, reading: Distilling, seed: int = 0) -> float:
     """The accuracy of a model trained to the end on the mean picture of each class, on the same unseen pictures as a run's.
 
-    The means are of the pictures that the upper level sees.
+    The means are of all pictures that the upper level may see, standardised where the reading has them so.
     """
-    task = Distillation(seed, DEFAULT, data).task()
+    task = Distillation(seed, DEFAULT, data, reading=replace(reading, pool=None)).task()
     source = task.upper_data
     images, labels = source.tensors if isinstance(source, Batches) else source
     learnt = task.problem.x.tensors[0]

@@ -82,7 +82,7 @@ def ask(plan: Plan) -> Asking:
     albums = tuple(album(f"{name} {after}", record) for name, record in longs.items())
     verdicts = judge_losses(rivals, {linear: found[linear] for linear in LINEAR}, found[OWN])
     data = wanted[OWN][0].data
-    verdicts += judge_pictures(longs, class_means(data), reference(data))
+    verdicts += judge_pictures(longs, class_means(data), reference(data, plan.reading.distillation))
     settings = describe(
         wanted["identity"][0],
         hypergradient=f"(a) {shown_solver(NEUMANN.linear)}, (b) identity, (c) identity; the default uses CG throughout",
