@@ -149,7 +149,7 @@ def reproduce(
     reading: Annotated[
         str,
         typer.Option(
-            help="How the paper's tasks are read: paper (the one that gives the settings it reports), penalised, pool, once, second.",
+            help="How the tasks are read: paper (which gives the settings it reports), penalised, pool, once, second.",
             autocompletion=_complete("bisls.experiments:READINGS"),
         ),
     ] = "paper",
