@@ -147,11 +147,7 @@ def reproduce(
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting (default: 1, 1, 3, 5).")] = None,
     reading: Annotated[
-        str,
-        typer.Option(
-            help="How the tasks are read: paper (which gives the settings it reports), penalised, pool, once, second.",
-            autocompletion=_complete("bisls.experiments:READINGS"),
-        ),
+        str, typer.Option(help="How the tasks are read: paper, penalised, pool, once, second.")
     ] = "paper",
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, one thread each.")] = os.cpu_count() or 1,
     backend: Annotated[
@@ -163,9 +159,7 @@ def reproduce(
     ] = "local",
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of runs, outcomes, plots and page.  [default: out/SCALE, out/SCALE-READING]", file_okay=False
-        ),
+        typer.Option(help="Folder of runs, outcomes, plots and page.  [default: out/SCALE]", file_okay=False),
     ] = None,
 ) -> None:
     """Run the paper's experiments, judge its claims, and write one page with all of it.
@@ -181,18 +175,14 @@ def reproduce(
 
       DASK_SCHEDULER_ADDRESS=tcp://head:8786 bisls reproduce --scale paper --backend dask
     """
-    from bisls.console import UsageError, chosen_figures, of_one_kind, run_reproduce, with_data, write_page
-    from bisls.experiments import BACKENDS, READINGS, SCALES, SEEDS, Plan, SweepError
+    from bisls.console import UsageError, chosen_figures, of_one_kind, planned, run_reproduce, with_data, write_page
+    from bisls.experiments import SweepError
     from bisls.report import EMPTY, ReportError, count
 
     console = Console(emoji=False)
-    options = (("--scale", scale, SCALES), ("--reading", reading, READINGS), ("--backend", backend, BACKENDS))
-    for option, value, known in options:
-        if value not in known:
-            raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}", param_hint=option)
-    plan = Plan(scale, seeds or SEEDS[scale], READINGS[reading])
     out = out or Path("out") / (scale if reading == "paper" else f"{scale}-{reading}")
     try:
+        plan = planned(scale, seeds, reading, backend)
         chosen = chosen_figures(figures or [])
         out.mkdir(parents=True, exist_ok=True)
         of_one_kind(out, scale, reading)
@@ -227,15 +217,14 @@ def reproduce(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder that `bisls reproduce` wrote to.", file_okay=False)] = (
-        Path("out") / "quick"
+    folder: Annotated[Path, typer.Argument(help="The folder that `bisls reproduce` wrote to.", file_okay=False)] = Path(
+        "out/quick"
     ),
     show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False,
     markdown: Annotated[
         Path | None, typer.Option(help="Write a Markdown page too, with its plots beside it.", dir_okay=False)
     ] = None,
     images: Annotated[str, typer.Option(help="The folder of its plots, seen from the Markdown page.")] = "plots",
-    title: Annotated[str, typer.Option(help="The heading of the Markdown page.")] = "Reproduction",
 ) -> None:
     """Write the page again from FOLDER/outcomes, without running anything: FOLDER/report.html and FOLDER/plots.
 
@@ -254,7 +243,7 @@ def report(
 
     try:
         page, outcomes = write_page(folder)
-        second = write_markdown(outcomes, markdown, images, title) if markdown else None
+        second = write_markdown(outcomes, markdown, images) if markdown else None
     except ReportError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None

@@ -17,7 +17,7 @@ from bisls import data, tasks
 from bisls._files import write_whole
 from bisls.data import DataError, fetch, where
 from bisls.directions import Steepest
-from bisls.experiments import NAMES, SCALES, SEEDS, Figure, Plan, Store, figure, reproduce
+from bisls.experiments import BACKENDS, NAMES, READINGS, SCALES, SEEDS, Figure, Plan, Store, figure, reproduce
 from bisls.experiments.base import Config, RunRecord
 from bisls.interrupts import stopped_alike
 from bisls.methods import Alternating, BiSLS, BiSPS
@@ -122,6 +122,15 @@ def show_figures(console: Console) -> None:
 
 def _hours(runs: Mapping[str, float]) -> str:
     return f"{sum(runs.values()) / 3600:.2g}"
+
+
+def planned(scale: str, seeds: int | None, reading: str, backend: str) -> Plan:
+    """The plan of a command; what is not known is refused by the name of its option."""
+    options = (("--scale", scale, SCALES), ("--reading", reading, READINGS), ("--backend", backend, BACKENDS))
+    for option, value, known in options:
+        if value not in known:
+            raise UsageError(f"{option} {value!r} is none of {', '.join(known)}")
+    return Plan(scale, seeds or SEEDS[scale], READINGS[reading])
 
 
 def chosen_figures(names: Sequence[str]) -> list[Figure]:
