@@ -141,11 +141,14 @@ def reproduce(
     scale: Annotated[
         str,
         typer.Option(
-            help="smoke (minutes, shipped data), quick (about an hour on two cores), paper (weeks on two cores).",
+            help="smoke (minutes, shipped data), quick (about an hour on two cores), standard (half a day), paper (weeks).",
             autocompletion=_complete("bisls.experiments:SCALES"),
         ),
     ] = "quick",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting (default: 1, 1, 5).")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting (default: 1, 1, 3, 5).")] = None,
+    reading: Annotated[
+        str, typer.Option(help="How the tasks are read: paper, penalised, pool, once, second.")
+    ] = "paper",
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, one thread each.")] = os.cpu_count() or 1,
     backend: Annotated[
         str,
@@ -172,19 +175,17 @@ def reproduce(
 
       DASK_SCHEDULER_ADDRESS=tcp://head:8786 bisls reproduce --scale paper --backend dask
     """
-    from bisls.console import UsageError, chosen_figures, of_one_scale, run_reproduce, with_data, write_page
-    from bisls.experiments import BACKENDS, SCALES, SEEDS, Plan, SweepError
+    from bisls.console import UsageError, chosen_figures, of_one_kind, planned, run_reproduce, with_data, write_page
+    from bisls.experiments import SweepError
     from bisls.report import EMPTY, ReportError, count
 
     console = Console(emoji=False)
-    for option, value, known in (("--scale", scale, SCALES), ("--backend", backend, BACKENDS)):
-        if value not in known:
-            raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}", param_hint=option)
-    plan, out = Plan(scale, seeds or SEEDS[scale]), out or Path("out") / scale
+    out = out or Path("out") / (scale if reading == "paper" else f"{scale}-{reading}")
     try:
+        plan = planned(scale, seeds, reading, backend)
         chosen = chosen_figures(figures or [])
         out.mkdir(parents=True, exist_ok=True)
-        of_one_scale(out, scale)
+        of_one_kind(out, scale, reading)
         ready, left_out = with_data(chosen, plan, console)
         outcomes, display = run_reproduce(ready, plan, out, jobs, backend, console)
         page, shown = write_page(out) if outcomes else (None, ())
@@ -216,13 +217,14 @@ def reproduce(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder that `bisls reproduce` wrote to.", file_okay=False)] = (
-        Path("out") / "quick"
+    folder: Annotated[Path, typer.Argument(help="The folder that `bisls reproduce` wrote to.", file_okay=False)] = Path(
+        "out/quick"
     ),
     show: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False,
     markdown: Annotated[
         Path | None, typer.Option(help="Write a Markdown page too, with its plots beside it.", dir_okay=False)
     ] = None,
+    images: Annotated[str, typer.Option(help="The folder of its plots, seen from the Markdown page.")] = "plots",
 ) -> None:
     """Write the page again from FOLDER/outcomes, without running anything: FOLDER/report.html and FOLDER/plots.
 
@@ -234,14 +236,14 @@ def report(
 
       bisls report out/smoke --open
 
-      bisls report out/quick --markdown docs/reproduction.md
+      bisls report out/quick --markdown docs/reproduction.md --images plots/quick
     """
     from bisls.console import write_page
     from bisls.report import ReportError, count, write_markdown
 
     try:
         page, outcomes = write_page(folder)
-        second = write_markdown(outcomes, markdown) if markdown else None
+        second = write_markdown(outcomes, markdown, images) if markdown else None
     except ReportError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None

@@ -7,7 +7,7 @@ from math import inf, nan
 
 import numpy as np
 
-from bisls.outcome import Judgement, Outcome, Panel, Pictures, Series, Verdict
+from bisls.outcome import Judgement, Outcome, Panel, Pictures, Series, Table, Verdict
 
 HOLDS, FAILS, UNDECIDED = Judgement.HOLDS, Judgement.FAILS, Judgement.UNDECIDED
 NASTY = "<script>alert('x')</script> & \"quotes\" | `code` $\\frac{$ url(#p1) 步长 αβ ∇f ☃"
@@ -124,10 +124,11 @@ def realistic() -> tuple[Outcome, ...]:
             "Growing the last step instead of starting over makes the search cost one extra evaluation.\n\nOption 3 is the cheapest.",
             "Growing by 2 costs least at every setting.", "quick", {"η": "1.1, 2"}, (cost, grid),
             (
-                Verdict("Option 3 needs fewer evaluations than option 1 under every restart rule that was tried.", FAILS, "2.2 against 2.4 (grow 2); no value for grow 1.1"),
+                Verdict("Option 3 needs fewer evaluations than option 1 under every restart rule that was tried.", FAILS, "2.2 against 2.4 (grow 2); no value for grow 1.1", told="9 ± 1"),
                 Verdict("Our default needs the fewest.", HOLDS, "1.9 against 2.2", ours=True),
             ),
             facts=facts("1a2b3c4d5e-dirty"), command="bisls reproduce search_cost_beta --scale quick",
+            tables=(Table("Counts", ("told", "here"), (("9 | 10", "✓ 8"), ("<4>", "✗ 0"))),), reading="paper",
         ),
         Outcome(
             "datadist", "Ten pictures distilled from the digits", "The distilled pictures look like digits.", "They do, more or less.",

@@ -19,7 +19,7 @@ import typer
 import bisls
 from bisls.console import SWEPT, TASKS
 from bisls.data import DATASETS
-from bisls.experiments import BACKENDS, NAMES, SCALES
+from bisls.experiments import BACKENDS, NAMES, READINGS, SCALES
 from bisls_cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -118,7 +118,7 @@ def of_bisls(words):
     context = group.commands[name].make_context(name, list(rest))  # raises where an option is not known
     given = context.params
     known = {
-        "reproduce": {"figures": NAMES, "scale": SCALES, "backend": BACKENDS},
+        "reproduce": {"figures": NAMES, "scale": SCALES, "reading": READINGS, "backend": BACKENDS},
         "sensitivity": {"task": TASKS, "method": SWEPT},
         "data": {"names": DATASETS},
         "bench": {"name": [path.stem for path in (ROOT / "benchmarks").glob("*.py")]},

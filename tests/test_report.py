@@ -361,7 +361,7 @@ def test_the_markdown_page_says_the_same(tmp_path):
     assert "5 hold, 2 fail, 1 undecided" in text
     assert "<script" not in re.sub(r"(?m)^    .*$", "", text)  # but as code
     rows = [line for line in markdown_table(outcomes).splitlines() if line.startswith("|")]
-    assert all(len(re.findall(r"(?<!\\)\|", row)) == 5 for row in rows)
+    assert all(len(re.findall(r"(?<!\\)\|", row)) == 6 for row in rows)
     anchors = re.findall(r'<a id="([^"]*)">', text)
     assert set(re.findall(r"\]\(#([^)]*)\)", text)) == set(anchors)
     for words in (
@@ -421,3 +421,16 @@ def test_the_command_says_that_the_disk_refused(tmp_path, monkeypatch, code):
     assert done.exit_code == 1
     assert "report.html: it refused" in done.stderr
     assert "Traceback" not in done.output
+
+
+def test_tables_and_the_numbers_of_the_paper_are_shown(tmp_path):
+    (one,) = [outcome for outcome in realistic() if outcome.tables]
+    text = write_markdown([one], tmp_path / "page.md").read_text(encoding="utf-8")
+    assert r"| 9 \| 10 | ✓ 8 |" in text
+    assert "| &lt;4&gt; | ✗ 0 |" in text
+    assert "| 9 ± 1 | 2.2 against 2.4" in text
+    assert "| reading | paper |" in text
+    shown = page([one])
+    assert '<th scope="row">&lt;4&gt;</th><td>✗ 0</td>' in shown
+    assert ">9 ± 1<" in shown
+    assert Outcome.from_json(one.to_json()) == one

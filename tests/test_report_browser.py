@@ -85,3 +85,13 @@ def test_the_keyboard_reaches_the_report(browser, written):
     assert browser.run("return document.activeElement.getBoundingClientRect().left") >= 0
     browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
     assert browser.run("return location.hash") == "#main"
+
+
+def test_statements_are_filtered_by_verdict(browser, written):
+    outcomes, path = written
+    browser.open(path)
+    verdicts = [str(verdict.judgement) for one in outcomes for verdict in one.verdicts]
+    shown = "return [...document.querySelectorAll('.scroll tbody tr')].filter(e => e.offsetParent !== null).length"
+    for name in ("fails", "undecided", "holds", "all"):
+        browser.run(f"document.querySelector('.filter input[value={name}]').click()")
+        assert browser.run(shown) == (len(verdicts) if name == "all" else verdicts.count(name)), name

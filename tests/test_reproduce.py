@@ -379,7 +379,8 @@ def invoke(*arguments):
     ("arguments", "said"),
     [
         (("reproduce", "qudratics"), "did you mean quadratics"),
-        (("reproduce", "--scale", "huge"), "smoke, quick, paper"),
+        (("reproduce", "--scale", "huge"), "smoke, quick, standard, paper"),
+        (("reproduce", "--reading", "tea leaves"), "paper, penalised, pool, once, second"),
         (("reproduce", "--backend", "slurm"), "local, dask, ray"),
         (("reproduce", "--seeds", "0"), "--seeds"),  # the rest of the sentence is typer's, and changes
         (("sensitivity", "chess"), "penalties"),
@@ -460,7 +461,7 @@ def test_figures_without_data_are_left_out_and_the_others_made(tmp_path, monkeyp
 def test_a_folder_without_outcomes_yet_has_no_scale(tmp_path):
     (tmp_path / "outcomes").mkdir()
     (tmp_path / "outcomes" / ".a.json.x1").write_text("{")  # what a command that was killed may leave
-    console.of_one_scale(tmp_path, "smoke")
+    console.of_one_kind(tmp_path, "smoke", "paper")
 
 
 def test_one_folder_has_one_scale(tmp_path):

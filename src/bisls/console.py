@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from bisls import data, tasks
 from bisls._files import write_whole
 from bisls.data import DataError, fetch, where
 from bisls.directions import Steepest
-from bisls.experiments import NAMES, Figure, Plan, Store, figure, reproduce
+from bisls.experiments import BACKENDS, NAMES, READINGS, SCALES, SEEDS, Figure, Plan, Store, figure, reproduce
 from bisls.experiments.base import Config, RunRecord
 from bisls.interrupts import stopped_alike
 from bisls.methods import Alternating, BiSLS, BiSPS
@@ -102,12 +102,35 @@ def show_data(console: Console) -> None:
 
 
 def show_figures(console: Console) -> None:
-    """The figures, what they are about, and which data they need."""
-    table = Table("figure", "about", "data", box=None)
+    """The figures, what they are about, which data they need, and about how long they take at each scale."""
+    scales = [scale for scale in SCALES if scale != "smoke"]
+    table = Table(Column("figure", no_wrap=True), "about", "data", *(f"{scale}, h" for scale in scales), box=None)
+    asked: dict[str, dict[str, float]] = {scale: {} for scale in scales}
     for name in NAMES:
-        one = figure(name)
-        table.add_row(name, one.title, ", ".join(one.data) or "none")
+        one, hours = figure(name), []
+        for scale in scales:
+            runs = {config.key: config.work for config in next(one.ask(Plan(scale, SEEDS[scale])))}
+            asked[scale] |= runs
+            hours.append(_hours(runs))
+        table.add_row(name, one.title, ", ".join(one.data) or "none", *hours)
+    table.add_row("all", "what several ask for is run once", "", *(_hours(asked[scale]) for scale in scales))
     console.print(table)
+    console.print(
+        "h: core-hours of the runs that a figure asks for first, estimated; tuning may ask for more by what it finds."
+    )
+
+
+def _hours(runs: Mapping[str, float]) -> str:
+    return f"{sum(runs.values()) / 3600:.2g}"
+
+
+def planned(scale: str, seeds: int | None, reading: str, backend: str) -> Plan:
+    """The plan of a command; what is not known is refused by the name of its option."""
+    options = (("--scale", scale, SCALES), ("--reading", reading, READINGS), ("--backend", backend, BACKENDS))
+    for option, value, known in options:
+        if value not in known:
+            raise UsageError(f"{option} {value!r} is none of {', '.join(known)}")
+    return Plan(scale, seeds or SEEDS[scale], READINGS[reading])
 
 
 def chosen_figures(names: Sequence[str]) -> list[Figure]:
@@ -135,13 +158,14 @@ def with_data(figures: Sequence[Figure], plan: Plan, console: Console) -> tuple[
     return [one for one in figures if one.name not in left_out], left_out
 
 
-def of_one_scale(out: Path, scale: str) -> None:
-    """Refuse a folder with outcomes of another scale: one page, one scale."""
+def of_one_kind(out: Path, scale: str, reading: str) -> None:
+    """Refuse a folder with outcomes of another scale or reading: one page, one of each."""
     if not any((out / "outcomes").glob("*.json")):  # none yet, or a command was killed before its first
         return
     for outcome in read_outcomes(out):
-        if outcome.scale != scale:
-            raise UsageError(f"{out} has outcomes of the scale {outcome.scale!r}; give another --out for {scale!r}")
+        for what, there, asked in (("scale", outcome.scale, scale), ("reading", outcome.reading, reading)):
+            if there and there != asked:
+                raise UsageError(f"{out} has outcomes of the {what} {there!r}; give another --out for {asked!r}")
 
 
 def run_reproduce(

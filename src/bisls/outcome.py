@@ -27,12 +27,14 @@ class Verdict:
         judgement: Whether it is.
         numbers: The numbers that decide, as text.
         ours: Whether it is about this package's default and no claim of the paper.
+        told: The numbers that the paper itself has for it, as text; empty where it has none.
     """
 
     statement: str
     judgement: Judgement
     numbers: str
     ours: bool = False
+    told: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,21 @@ class Pictures:
 
 
 @dataclass(frozen=True)
+class Table:
+    """A table of texts.
+
+    Attributes:
+        title: What it shows.
+        columns: The names of its columns.
+        rows: As many texts as there are columns, each.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
 class Outcome:
     """All that a report says of one figure.
 
@@ -113,13 +130,15 @@ class Outcome:
         title: What it is about.
         paper: What the paper says, in our words.
         seen: What we saw, in a sentence or two beyond the verdicts; may be empty.
-        scale: "smoke", "quick" or "paper".
+        scale: "smoke", "quick", "standard" or "paper".
         settings: What was run, as pairs of a name and a text.
         panels: What to draw.
         verdicts: The statements.
         pictures: Rows of pictures.
         facts: Seeds, versions, commits, number of runs, evaluations, time.
         command: What runs it again.
+        tables: Tables.
+        reading: How the paper's tasks were read, by name; empty where the figure has none of them.
     """
 
     name: str
@@ -133,6 +152,8 @@ class Outcome:
     pictures: tuple[Pictures, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
+    tables: tuple[Table, ...] = ()
+    reading: str = ""
 
     def to_json(self) -> str:
         """As text; what is not finite becomes null, inf and -inf their names, so that any reader of JSON can read it."""
@@ -157,7 +178,11 @@ class Outcome:
             Pictures(p["title"], tuple(tuple(tuple(row) for row in image) for image in p["images"]), tuple(p["labels"]))
             for p in raw["pictures"]
         )
-        return cls(**{**raw, "panels": panels, "verdicts": verdicts, "pictures": pictures})
+        tables = tuple(
+            Table(t["title"], tuple(t["columns"]), tuple(tuple(row) for row in t["rows"]))
+            for t in raw.get("tables", ())
+        )
+        return cls(**{**raw, "panels": panels, "verdicts": verdicts, "pictures": pictures, "tables": tables})
 
 
 def _series(raw: dict[str, Any]) -> Series:

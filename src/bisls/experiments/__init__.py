@@ -8,10 +8,12 @@ from bisls.experiments.base import SCALES as SCALES
 from bisls.experiments.base import SEEDS as SEEDS
 from bisls.experiments.base import Figure as Figure
 from bisls.experiments.base import Plan as Plan
+from bisls.experiments.readings import READINGS as READINGS
 from bisls.experiments.store import Store as Store
 from bisls.experiments.sweep import reproduce as reproduce
 
 NAMES = (
+    "calibration",
     "demo_1",
     "quadratics",
     "trajectories",

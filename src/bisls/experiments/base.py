@@ -17,14 +17,15 @@ import numpy as np
 import torch
 
 from bisls._version import __version__
-from bisls.outcome import Panel, Pictures, Verdict
+from bisls.experiments.readings import READINGS, Reading
+from bisls.outcome import Panel, Pictures, Table, Verdict
 from bisls.parts import identity
 
 REVISION = (
-    2  # raised when the meaning of a configuration or a default changes, so that older runs are not taken for new ones
+    3  # raised when the meaning of a configuration or a default changes, so that older runs are not taken for new ones
 )
-SCALES = ("smoke", "quick", "paper")
-SEEDS = {"smoke": 1, "quick": 1, "paper": 5}
+SCALES = ("smoke", "quick", "standard", "paper")
+SEEDS = {"smoke": 1, "quick": 1, "standard": 3, "paper": 5}
 
 Value = TypeVar("Value")
 
@@ -107,12 +108,15 @@ class Plan:
     """At which scale a figure is drawn.
 
     Attributes:
-        scale: "smoke" (does it run?), "quick" (about an hour for all figures), "paper" (the paper's seeds and grids).
+        scale: "smoke" (does it run?), "quick" (about an hour for all figures), "standard" (three seeds, longer runs, coarse
+            grids), "paper" (the paper's seeds and grids).
         seeds: How many seeds.
+        reading: How the paper's tasks are read.
     """
 
     scale: str
     seeds: int
+    reading: Reading = READINGS["paper"]
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
@@ -120,9 +124,15 @@ class Plan:
         if self.seeds < 1:
             raise ValueError(f"`Plan(seeds={self.seeds!r})` must be at least 1")
 
-    def pick(self, smoke: Value, quick: Value, paper: Value) -> Value:
-        """The value for this scale."""
-        return {"smoke": smoke, "quick": quick, "paper": paper}[self.scale]
+    def pick(self, smoke: Value, quick: Value, paper: Value, standard: Value | None = None) -> Value:
+        """The value for this scale; at "standard" that of "quick", unless it has its own."""
+        middle = quick if standard is None else standard
+        return {"smoke": smoke, "quick": quick, "standard": middle, "paper": paper}[self.scale]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether figures are made one after another."""
+        return self.scale == "standard"
 
     @property
     def each_seed(self) -> range:
@@ -139,6 +149,7 @@ class Findings:
     settings: Mapping[str, str]
     pictures: tuple[Pictures, ...] = ()
     seen: str = ""
+    tables: tuple[Table, ...] = ()
 
 
 Asking = Generator[Sequence[Config], Sequence[RunRecord], Findings]

@@ -18,6 +18,7 @@ from bisls._check import require
 from bisls.callbacks import Callback, FitState
 from bisls.experiments.base import Config, RunRecord, versions
 from bisls.experiments.method import Method
+from bisls.experiments.readings import DISTILLING, REPRESENTING, Distilling, OnFixed, Plotted, Representing
 from bisls.fit import fit
 from bisls.linear import CG, LinearSolver, Neumann
 from bisls.methods import BiSLS, BiSPS
@@ -28,6 +29,7 @@ from bisls.steps import Constant, Grow, Keep, Restart
 
 DEFAULT = Method(BiSLS)
 OWN = "BiSLS, nothing set"  # what legends call it
+LOST = 100.0  # a run is lost where its loss is so many times the first one, or not finite, at two evaluations in a row
 EVALUATED = 2000  # how many samples of either kind the curves are evaluated on, always the same ones
 
 
@@ -44,7 +46,6 @@ class BilevelRun(Config):
         every: Iterations between evaluations.
     """
 
-    about: ClassVar[str]
     method: Method[Solver]
     data: str = "mnist"
     steps: int = 100
@@ -56,6 +57,16 @@ class BilevelRun(Config):
         require(self, "data", self.data in ("mnist", "fashion-mnist", "digits"), "is not a set of pictures")
         for name in ("steps", "lower_iters", "batch", "every"):
             require(self, name, getattr(self, name) >= 1, "must be at least 1")
+
+    @property
+    @abstractmethod
+    def about(self) -> str:
+        """The task, in a line."""
+
+    @property
+    def plotted(self) -> Plotted:
+        """What is drawn as validation loss."""
+        return OnFixed()
 
     @abstractmethod
     def task(self) -> tasks.Task:
@@ -73,13 +84,14 @@ class BilevelRun(Config):
         solver = self.method(task.problem, lower_iters=self.lower_iters)
         polyak = self.method.make is BiSPS
         judges = self.independent(task) if polyak and self.method["samples"] == 2 else None
-        curves, error = Curves(task, self.every, self.steps), ""
+        curves, error = Curves(task, self.every, self.steps, self.plotted), ""
         started = time.process_time()
         try:
             history = fit(
                 solver, task.upper_data, task.lower_data, self.steps, False, (curves,), on_failure="ignore",
                 step_data=judges, tol=None,
             )  # fmt: skip
+            error = curves.lost
         except SolverError as failed:
             history, error = curves.history, str(failed)
         seconds = time.process_time() - started - curves.spent
@@ -108,31 +120,37 @@ class Representation(BilevelRun):
     """Hyper-representation: LeNet's body above, its last layer below."""
 
     kind: ClassVar[str] = "representation"
-    about: ClassVar[str] = "LeNet, least squares, last layer below (ridge 1e-3)"
+    reading: Representing = REPRESENTING["least squares"]
+
+    @property
+    def about(self) -> str:
+        """The task, in a line."""
+        return f"LeNet, last layer below; {self.reading}"
 
     def task(self) -> tasks.Task:
         """The problem and its data."""
         images, labels, mean, sd = pictures(self.data)
         lower, test = (500, 300) if self.data == "digits" else (10_000, EVALUATED)
-        return tasks.hyper_representation(
-            images, labels, lower_size=lower, test_size=test, batch_size=min(self.batch, lower), mean=mean, sd=sd,
-            evaluate_on=EVALUATED, seed=self.seed,
+        return self.reading.task(
+            images, labels, mean, sd, test_set(self.data), lower_size=lower, test_size=test,
+            batch_size=min(self.batch, lower), evaluate_on=EVALUATED, seed=self.seed,
         )  # fmt: skip
 
     @property
     def work(self) -> float:
         """Seconds on one core, roughly."""
-        # 22 ms for 256 pictures, a lower gradient and a check alike: what takes time is the pass through the upper layers
-        forward, method = 1e-3 + self.batch * 8e-5, self.method
-        passes = (self.lower_iters + 2) * (1.5 if method == DEFAULT else 1.0)
+        # 5 ms for 256 pictures, a lower gradient and a pass of a check alike: what takes time are the upper layers; the gradients
+        # above cost some six of them, and a lower check, whose features are known, next to nothing
+        forward, method = 1e-3 + self.batch * 1.6e-5, self.method
+        passes = (self.lower_iters + 6) * (1.5 if method == DEFAULT else 1.0)
         if self.searches and method["upper_step"] is None:
-            checks = _checks(method["restart"], 6.0, 100.0) + 60.0 / self.steps
+            checks = _checks(method["restart"], 12.0, 80.0) + 60.0 / self.steps
             passes += min(checks, method["max_checks"]) * (1 + method["response_steps"])
         if self.searches and method["lower_step"] is None:
             begun = 9.5 * log(max(1.0, method["beta"] / 0.5))  # 0.9^n from beta to where lower steps end
             checks = _checks(method["lower_restart"] or method["restart"], 1.0, 1.0 + begun)
-            passes += self.lower_iters * min(checks, method["max_checks"])
-        return self.steps * forward * passes
+            passes += 0.08 * self.lower_iters * min(checks, method["max_checks"])
+        return 3.0 + self.steps * forward * passes
 
 
 @dataclass(frozen=True)
@@ -144,21 +162,31 @@ class Distillation(BilevelRun):
     """
 
     kind: ClassVar[str] = "distillation"
-    about: ClassVar[str] = "ten learnt pictures, linear softmax model below"
     pictures: bool = False
+    reading: Distilling = DISTILLING["raw"]
+
+    @property
+    def about(self) -> str:
+        """The task, in a line."""
+        return f"ten learnt pictures, linear softmax model below; {self.reading}"
+
+    @property
+    def plotted(self) -> Plotted:
+        """What is drawn as validation loss."""
+        return self.reading.plotted
 
     def task(self) -> tasks.Task:
         """The problem and its data."""
-        images, labels, _, _ = pictures(self.data)
-        return tasks.distillation(
-            images, labels, batch_size=self.batch, lower_iters=self.lower_iters,
+        images, labels, mean, sd = pictures(self.data)
+        return self.reading.task(
+            images, labels, mean, sd, batch_size=self.batch, lower_iters=self.lower_iters,
             test_size=300 if self.data == "digits" else EVALUATED, seed=self.seed,
         )  # fmt: skip
 
     @property
     def work(self) -> float:
         """Seconds on one core, roughly."""
-        return self.steps * 0.001 * self.lower_iters * (6.0 if self.searches else 1.0)
+        return 0.5 + self.steps * 0.00025 * self.lower_iters * (4.0 if self.searches else 1.0)
 
     def result(self, task: tasks.Task) -> dict[str, tuple[float, ...]]:
         """The ten pictures, where they are to be kept."""
@@ -178,8 +206,10 @@ def _column(history: History, name: str) -> Sequence[float]:
 class Curves(Callback):
     """Evaluates a run: the upper loss on samples that are always the same, accuracy, CPU time without its own."""
 
-    def __init__(self, task: tasks.Task, every: int, steps: int):
-        self.task, self.every, self.steps = task, every, steps
+    def __init__(self, task: tasks.Task, every: int, steps: int, plotted: Plotted):
+        self.task, self.every, self.steps, self.plotted = task, every, steps, plotted
+        self.lost = ""
+        self.batches: list[float] = []  # the upper losses since the last evaluation
         self.spent = 0.0
         self.values: dict[str, list[float]] = {name: [] for name in ("k", "loss", "accuracy", "seconds")}
         self.history = History()
@@ -195,13 +225,25 @@ class Curves(Callback):
 
     def step(self, record: Record, state: FitState) -> None:
         """Evaluate after one of so many iterations, and after the last."""
+        self.batches.append(record.upper_value)
         if (record.k + 1) % self.every == 0 or record.k + 1 == self.steps:
             self._evaluate(record.k + 1)
+            self.lost = self._lost()
+            if self.lost:
+                state.stop(self.lost)
+
+    def _lost(self) -> str:
+        """Why nothing that the run does from here on would be looked at; empty where it goes on."""
+        first, *_, before, now = self.values["loss"][:1] + self.values["loss"][-2:]
+        if any(value <= LOST * first for value in (before, now)):
+            return ""
+        return f"lost: a loss of {now:.3g} after {self.values['k'][-1]:.0f} iterations, {first:.3g} at the start"
 
     def _evaluate(self, k: int) -> None:
         began = time.process_time()
         with torch.no_grad():
-            loss = float(self.task.problem.upper_loss(self.batch))
+            loss = self.plotted.value(float(self.task.problem.upper_loss(self.batch)), self.batches)
+        self.batches = []
         accuracy = self.task.metrics().get("accuracy", nan)
         seen = {"k": float(k), "loss": loss, "accuracy": accuracy, "seconds": began - self.began - self.spent}
         for name, value in seen.items():
@@ -229,6 +271,16 @@ def pictures(name: str) -> tuple[np.ndarray, np.ndarray, float, float]:
     return images.train_x, images.train_y, images.mean, images.sd
 
 
+def test_set(name: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Test pictures and labels; None for the small set, which has none."""
+    if name == "digits":
+        return None
+    from bisls.data import load
+
+    images = load(name)
+    return images.test_x, images.test_y
+
+
 def constant(method: Method[Solver], alpha: float, beta: float) -> Method[Solver]:
     """A method with constant steps."""
     return method.but(upper_step=Constant(alpha), lower_step=Constant(beta))
@@ -240,7 +292,7 @@ def describe(config: BilevelRun, **names: Any) -> dict[str, str]:
         "task": f"{config.about}; {config.data}; upper batches of {config.batch}",
         "iterations": f"K = {config.steps}, T = {config.lower_iters}",
         "hypergradient": shown_solver(config.method["hypergrad"].solver),
-        "validation loss": f"f(x, y) on {EVALUATED} upper samples, the same ones always, every {config.every} iterations",
+        "validation loss": f"f(x, y) {config.plotted.about} (at most {EVALUATED}), every {config.every} iterations",
     }
     return shown | {name: str(value) for name, value in names.items()}
 

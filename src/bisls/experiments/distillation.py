@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from bisls.experiments.drawing import curve, limits
 from bisls.experiments.evidence import if_progressed, initial
 from bisls.experiments.judging import at_most, mean, ours, show
 from bisls.experiments.method import Method
+from bisls.experiments.readings import Distilling
 from bisls.hypergrad import Implicit
 from bisls.linear import Identity, Neumann
 from bisls.methods import Alternating, BiSLS, BiSPS
@@ -39,15 +41,21 @@ Pairs = Sequence[Pair]
 
 
 def distillation(plan: Plan, seed: int, method: Method[Solver], **settings: Any) -> Distillation:
-    """A run at the scale of the plan: 3000 iterations at full scale, 300 at the quick one; ten real pictures a batch, T = 20."""
+    """A run at the scale of the plan: 3000 iterations, 1000 or 300; ten real pictures a batch, T = 20."""
     own: dict[str, Any] = {
         "data": plan.pick("digits", "mnist", "mnist"),
-        "steps": plan.pick(6, 300, 3000),
-        "every": plan.pick(3, 50, 100),
+        "steps": plan.pick(6, 300, 3000, standard=1000),
+        "every": plan.pick(3, 50, 100, standard=50),
         "batch": 10,
         "lower_iters": plan.pick(4, 20, 20),
+        "reading": plan.reading.distillation,
     }
-    return Distillation(seed, method, **{**own, **settings})
+    return Distillation(seed, at_fixed(method, plan.reading.distillation), **{**own, **settings})
+
+
+def at_fixed(method: Method[Solver], reading: Distilling) -> Method[Solver]:
+    """The method under a reading: what the paper's fixed lower rate is the rate of."""
+    return method.but(**reading.fixed()) if method["lower_step"] == Constant(LOWER) else method
 
 
 def seeds(plan: Plan, method: Method[Solver], **settings: Any) -> list[Distillation]:
@@ -136,7 +144,7 @@ def grid(plan: Plan, name: str, beta: float | None = None) -> Pairs:
         "SGD": plan.pick((1.0,), (0.1, 1.0, 10.0), (0.01, 0.1, 1.0, 10.0, 100.0)),
         "Adam": plan.pick((0.01,), (0.001, 0.01, 0.1), (0.0001, 0.001, 0.01, 0.1, 1.0)),
     }[name]
-    betas = plan.pick((0.3,), (0.3,), (0.01, 0.1, 0.3, 1.0))
+    betas = plan.pick((0.3,), (0.3,), (0.01, 0.1, 0.3, 1.0), standard=(0.03, 0.3))
     pairs = [(alpha, LOWER) for alpha in small] + [(alpha, b) for b in betas for alpha in usual]
     return [pair for pair in pairs if beta is None or pair[1] == beta]
 
@@ -185,12 +193,12 @@ def learnt(judgement: Judgement, records: Sequence[RunRecord]) -> Judgement:
 
 
 @cache
-def reference(data: str, seed: int = 0) -> float:
+def reference(data: str, reading: Distilling, seed: int = 0) -> float:
     """The accuracy of a model trained to the end on the mean picture of each class, on the same unseen pictures as a run's.
 
-    The means are of the pictures that the upper level sees.
+    The means are of all pictures that the upper level may see, standardised where the reading has them so.
     """
-    task = Distillation(seed, DEFAULT, data).task()
+    task = Distillation(seed, DEFAULT, data, reading=replace(reading, pool=None)).task()
     source = task.upper_data
     images, labels = source.tensors if isinstance(source, Batches) else source
     learnt = task.problem.x.tensors[0]

@@ -96,9 +96,9 @@ def listed(groups: Mapping[str, Sequence[float]]) -> str:
     return ", ".join(f"{name} {show(mean(values))}" for name, values in groups.items())
 
 
-def claim(statement: str, judgement: Judgement, numbers: str) -> Verdict:
-    """A verdict on what the paper says."""
-    return Verdict(statement, judgement, numbers)
+def claim(statement: str, judgement: Judgement, numbers: str, told: str = "") -> Verdict:
+    """A verdict on what the paper says; `told` are the numbers that it has itself."""
+    return Verdict(statement, judgement, numbers, told=told)
 
 
 def ours(statement: str, judgement: Judgement, numbers: str) -> Verdict:

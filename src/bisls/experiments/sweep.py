@@ -9,10 +9,29 @@ from typing import Any, Protocol
 
 from bisls.experiments.backends import Failure, Pool
 from bisls.experiments.base import Asking, Config, Figure, Findings, Plan, RunRecord
+from bisls.experiments.readings import READINGS
 from bisls.experiments.store import Store
 from bisls.outcome import Outcome
 
 logger = logging.getLogger(__name__)
+
+ORDER = (  # which figures decide most for the time that they take, and which need the runs of others
+    "calibration",
+    "sample_hyper",
+    "demo_3",
+    "mnist_sample",
+    "mnist_sps",
+    "search_and_runtime",
+    "datadist",
+    "mnist50",
+    "demo_4",
+    "hyper_more",
+    "demo_1",
+    "eta",
+    "opt",
+    "search_cost_beta",
+    "demo_2",
+)
 
 
 class Watcher(Protocol):
@@ -64,6 +83,9 @@ def reproduce(
 ) -> list[Outcome]:
     """All figures: each asks for runs, the missing ones are made, each goes on with its records until it has its findings.
 
+    At the scale "standard" one figure follows another, those first that decide most (`ORDER`), so that a command that is stopped
+    has left as many verdicts as could be. At the others all runs that are known go side by side, the long ones first.
+
     A run that can't be made (an exception that is not the method's) drops the figures that ask for it, and no other.
 
     Args:
@@ -98,9 +120,11 @@ def reproduce(
         return remaining
 
     with Pool(jobs, backend) as pool:
-        active = advance([_Active(figure, figure.ask(plan)) for figure in figures])
+        queue = sorted(figures, key=_rank) if plan.in_order else figures
+        active = advance([_Active(figure, figure.ask(plan)) for figure in queue])
         while active:
-            wanted = {config.key: config for one in active for config in one.wants if config.key not in known}
+            ahead = active[:1] if plan.in_order else active
+            wanted = {config.key: config for one in ahead for config in one.wants if config.key not in known}
             found = {key: record for key, config in wanted.items() if (record := store.get(config)) is not None}
             known |= found
             missing = sorted((config for key, config in wanted.items() if key not in found), key=lambda c: -c.work)
@@ -116,6 +140,10 @@ def reproduce(
                 active = advance(active)  # figures are finished as early as they can be
             active = advance(active)
     return [outcomes[figure.name] for figure in figures if figure.name in outcomes]
+
+
+def _rank(figure: Figure) -> int:
+    return ORDER.index(figure.name) if figure.name in ORDER else len(ORDER)
 
 
 def outcome_of(figure: Figure, plan: Plan, findings: Findings, records: Sequence[RunRecord]) -> Outcome:
@@ -137,6 +165,7 @@ def outcome_of(figure: Figure, plan: Plan, findings: Findings, records: Sequence
         "cpu_seconds": round(sum(float(record.facts.get("cpu_seconds", 0.0)) for record in runs), 1),
         "evaluations": totals,
     }
+    reading = "" if plan.reading == READINGS["paper"] else f" --reading {plan.reading.name}"
     return Outcome(
         name=figure.name,
         title=figure.title,
@@ -148,5 +177,7 @@ def outcome_of(figure: Figure, plan: Plan, findings: Findings, records: Sequence
         verdicts=findings.verdicts,
         pictures=findings.pictures,
         facts=facts,
-        command=f"bisls reproduce {figure.name} --scale {plan.scale} --seeds {plan.seeds}",
+        command=f"bisls reproduce {figure.name} --scale {plan.scale} --seeds {plan.seeds}{reading}",
+        tables=findings.tables,
+        reading=plan.reading.name,
     )

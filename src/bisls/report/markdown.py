@@ -19,12 +19,13 @@ def markdown_table(outcomes: Sequence[Outcome]) -> str:
     lines = [
         f"The paper's claims: {count(verdicts, ours=False)}. Our default: {count(verdicts, ours=True)}.",
         "",
-        "| figure | statement | verdict | numbers |",
-        "|---|---|---|---|",
+        "| figure | statement | the paper has | we see | verdict |",
+        "|---|---|---|---|---|",
     ]
     for outcome, name in zip(outcomes, slugs([outcome.name for outcome in outcomes]), strict=True):
         lines += [
-            f"| [{_escape(outcome.name)}](#fig-{name}) | {_statement(v)} | {_badge(v)} | {_escape(v.numbers)} |"
+            f"| [{_escape(outcome.name)}](#fig-{name}) | {_statement(v)} | {_escape(v.told) or '–'} | {_escape(v.numbers)} | "
+            f"{_badge(v)} |"
             for v in outcome.verdicts
         ]
     return "\n".join(lines) + "\n"
@@ -72,6 +73,9 @@ def _section(outcome: Outcome, name: str, images: str) -> list[str]:
     for i, row in enumerate(outcome.pictures, 1):
         alt = _escape(f"{row.title}: {', '.join(row.labels)}")
         lines += [f"![{alt}]({images}/{name}-pictures-{i}.png)", ""]
+    for table in outcome.tables:
+        lines += [f"**{_escape(table.title)}.**", "", _row(table.columns), "|---" * len(table.columns) + "|"]
+        lines += [*map(_row, table.rows), ""]
     if outcome.paper.strip():
         lines += ["**What the paper says.** " + _prose(outcome.paper), ""]
     lines += [
@@ -82,11 +86,16 @@ def _section(outcome: Outcome, name: str, images: str) -> list[str]:
         numbers = f" ({_escape(verdict.numbers)})" if verdict.numbers else ""
         lines.append(f"- {_badge(verdict)}: {_statement(verdict)}{numbers}")
     lines += ["", "| setting | |", "|---|---|", f"| scale | {_escape(outcome.scale)} |"]
+    lines += [f"| reading | {_escape(outcome.reading)} |"] if outcome.reading else []
     lines += [f"| {_escape(key)} | {_escape(value)} |" for key, value in outcome.settings.items()]
     lines += [f"| {_escape(str(key))} | {_escape(words(value))} |" for key, value in outcome.facts.items()]
     if outcome.command:
         lines += ["", "Run it again:", "", *(f"    {line}" for line in outcome.command.splitlines())]
     return [*lines, ""]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_escape, cells))} |"
 
 
 def _badge(verdict: Verdict) -> str:

@@ -13,6 +13,7 @@ SYMBOLS = {Judgement.HOLDS: "✓", Judgement.FAILS: "✗", Judgement.UNDECIDED: 
 SCALES = {
     "smoke": "only shows that everything runs: so small that its verdicts mean nothing",
     "quick": "few seeds, small grids and short runs",
+    "standard": "three seeds, small grids, runs of a fifth to a third of the paper's length",
     "paper": "the paper's seeds, grids and lengths",
 }
 EMPTY = frozenset({"smoke"})  # the scales at which verdicts mean nothing: they are shown grey

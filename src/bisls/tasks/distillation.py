@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bisls._check import number, settled, whole_number
+from bisls._check import FINITE, number, settled, whole_number
 from bisls.problem import Bilevel
 from bisls.tasks.base import Task, data, streams
 from bisls.tasks.inputs import classes, floating, pictures
@@ -23,6 +23,9 @@ def distillation(
     per_class: int = 1,
     batch_size: int | None = 10,
     l2: float = math.exp(-4),
+    pool: int | None = None,
+    mean: float = 0.0,
+    sd: float = 1.0,
     lower_iters: int = 20,
     test_size: int = 10_000,
     seed: int = 0,
@@ -38,7 +41,8 @@ def distillation(
     model starts at 0, and its biases are penalised with its weights.
 
     The rows are permuted once, by the seed: `test_size` of them go to ``metrics()["accuracy"]``, which is that of a model
-    trained on the present pictures to the end (as `exact` trains it), and the others to the upper level.
+    trained on the present pictures to the end (as `exact` trains it), and the others to the upper level, or the first `pool` of
+    them.
 
     Args:
         images: N x anything, bytes (divided by 255) or floating-point numbers (used as they are); an array or a tensor.
@@ -46,6 +50,9 @@ def distillation(
         per_class: Learnt pictures a class, at least 1.
         batch_size: Real pictures in an upper batch; None takes all of them at every step.
         l2: The penalty on the model, above 0.
+        pool: How many real pictures the upper level has; None for all but those of the test.
+        mean: Subtracted from the real pictures, such as 0.1307 for MNIST. The learnt ones are what the model sees.
+        sd: What they are divided by then, above 0.
         lower_iters: Lower steps an outer iteration, at least 1.
         test_size: Samples that neither level sees; 0 for no accuracy.
         seed: What the split and the batches are drawn from.
@@ -67,14 +74,21 @@ def distillation(
     per_class = settled(call, "per_class", per_class, whole_number(1))
     lower_iters = settled(call, "lower_iters", lower_iters, whole_number(1))
     l2 = settled(call, "l2", l2, number("(0, inf)", "must be a finite number above 0"))
-    real = pictures(call, images, dtype, (2, 3, 4), "N pictures: N x pixels, N x rows x columns, ...")
+    mean = settled(call, "mean", mean, FINITE)
+    sd = settled(call, "sd", sd, number("(0, inf)", "must be a finite number above 0"))
+    real = (pictures(call, images, dtype, (2, 3, 4), "N pictures: N x pixels, N x rows x columns, ...") - mean) / sd
     truth = classes(call, labels, len(real))
     rule = f"must be a whole number that leaves upper samples: from 0 to {len(real) - 1}"
     test_size = settled(call, "test_size", test_size, whole_number(0, rule, most=len(real) - 1))
 
+    if pool is not None:
+        rule = f"must be None or a whole number from 1 to the {len(real) - test_size} rows that the test leaves"
+        pool = settled(call, "pool", pool, whole_number(1, rule, most=len(real) - test_size))
+
     split_rng, upper_rng = streams(call, seed, 2)
     order = torch.randperm(len(real), generator=split_rng).to(real.device)
     test_rows, upper_rows = torch.split(order, [test_size, len(order) - test_size])
+    upper_rows = upper_rows[:pool]
     test = real[test_rows], truth[test_rows]
     upper = real[upper_rows], truth[upper_rows]
 

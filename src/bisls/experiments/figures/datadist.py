@@ -58,7 +58,7 @@ def ask(plan: Plan) -> Asking:
             reading: {name: one.runs for name, one in best.items() if name.endswith("tuned") == (reading == FREE)}
             for reading in (FIXED, FREE)
         }
-    long = {"steps": plan.pick(12, 600, 3000), "every": plan.pick(6, 100, 250), "pictures": True}
+    long = {"steps": plan.pick(12, 600, 3000, standard=3000), "every": plan.pick(6, 100, 250), "pictures": True}
     wanted = {linear: seeds(plan, searched(plan, hypergrad=hypergrad)) for linear, hypergrad in LINEAR.items()}
     wanted[OWN] = seeds(plan, DEFAULT)
     both_long = {SLS: searched(plan), OWN: DEFAULT}
@@ -82,7 +82,7 @@ def ask(plan: Plan) -> Asking:
     albums = tuple(album(f"{name} {after}", record) for name, record in longs.items())
     verdicts = judge_losses(rivals, {linear: found[linear] for linear in LINEAR}, found[OWN])
     data = wanted[OWN][0].data
-    verdicts += judge_pictures(longs, class_means(data), reference(data))
+    verdicts += judge_pictures(longs, class_means(data), reference(data, plan.reading.distillation))
     settings = describe(
         wanted["identity"][0],
         hypergradient=f"(a) {shown_solver(NEUMANN.linear)}, (b) identity, (c) identity; the default uses CG throughout",

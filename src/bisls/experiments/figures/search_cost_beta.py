@@ -51,6 +51,7 @@ def judge(groups: Mapping[str, Mapping[float, Sequence[RunRecord]]], own: Sequen
                 yes(max(map(mean, costs.values())) <= ROUNDS), *(runs for by in groups.values() for runs in by.values())
             ),
             f"{listed(costs)}; the longest step that ended an iteration: {listed(longest)}",
+            "1 round an iteration",
         )
     ]
     cheapest = min(costs, key=lambda name: mean(costs[name]))
