@@ -4,7 +4,7 @@ BIN := .venv/bin
 MINUTES ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test quick lint docs reproduce bench tables networks regret small scaling field soak attack rates release oldest clean
+.PHONY: demo test quick lint docs reproduce bench tables networks regret small time scaling field soak attack rates release oldest clean
 
 demo: .venv/.cli  ## solve a bi-level problem with no learning rates beside a grid of Adam; table and plot into out/
 	$(BIN)/bisls demo --out out
@@ -46,6 +46,9 @@ regret: .venv/.cli  ## the untuned default over the best of a tuned grid, for ev
 
 small: .venv/.cli  ## an iteration on a small problem beside plain torch, in turn
 	$(BIN)/python benchmarks/small.py --out out
+
+time: .venv/.cli  ## F against time on problems without noise, beside L-BFGS on the exact F and tuned rates (a quarter of an hour)
+	$(BIN)/python benchmarks/time.py --noiseless --sizes --out out
 
 scaling: .venv/.cli  ## overhead beside Adam, cost and memory against the number of parameters
 	$(BIN)/python benchmarks/scaling.py --out out

@@ -109,6 +109,20 @@ def test_scaling_runs_one_and_two_processes_to_the_same_end(scaling):
     assert found["ratio"] == pytest.approx(found["ratios"][0])
 
 
+def test_time_has_every_method_and_goes_on_where_it_stopped(tmp_path):
+    found = run("time", tmp_path, "--quick", "--tasks", "ridge", "image", "--sizes")
+    for own in found["results"].values():
+        assert set(own["methods"]) == {"BiSLS", "forgetful", "L-BFGS", "tuned"}
+        assert all(row["F"] >= own["best"] > 0 for row in own["methods"].values())
+        assert own["methods"]["BiSLS"]["F"] < own["methods"]["BiSLS"]["trace"][0][1]
+    assert [row["d"] for row in found["sizes"]["BiSLS"]] == [10, 80]
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("time.png", "time_sizes.png"))
+    kept = (tmp_path / "time.jsonl").read_text()
+    again = run("time", tmp_path, "--quick", "--tasks", "ridge", "image")
+    assert again["results"] == found["results"]
+    assert (tmp_path / "time.jsonl").read_text() == kept
+
+
 def test_small_compares_iterations_in_turn(tmp_path):
     results = run("small", tmp_path, "--iterations", "3")["results"]
     plain, *ours = results

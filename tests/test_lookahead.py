@@ -605,5 +605,5 @@ def test_what_is_tried_above_leaves_y_where_the_lower_steps_led_it(monkeypatch):
     for k in range(12):
         checks += solver.step(None, drawn(k)).upper_checks
         assert torch.equal(problem.y.read(), ends[-1].y)
-    assert len(ends) == 12
+    assert len(ends) == 13  # one for each iteration, after a look at where the first steps lead
     assert checks > 12

@@ -371,7 +371,7 @@ def test_a_search_along_a_ray_on_which_nothing_changes_is_refused(rule):
     ):
         made.step(None, None)
     assert (x.item(), y.item()) == (0.5, 0.2)
-    directly = bisls.Bilevel(lambda _: (x - 1.0).pow(2).sum() + y.sum(), lambda _: (y - x).pow(2).sum(), [x], [y])
+    directly = bisls.Bilevel(lambda _: (x - 3.0).pow(2).sum() + y.sum(), lambda _: (y - x).pow(2).sum(), [x], [y])
     assert bisls.BiSLS(directly, response=bisls.Frozen(), upper_step=rule).step(None, None).alpha > 0
 
 

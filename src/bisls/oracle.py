@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bisls.evaluate import Graph, lower_point, precision, requiring_grad, started, unit_vectors, upper_point, value
-from bisls.operators import Operator
+from bisls.operators import Memory, Operator, block_rows
 from bisls.problem import Bilevel, must_be_problem
 from bisls.ranks import mean_over_ranks
 from bisls.still import Moment
@@ -120,7 +120,8 @@ class LowerGraph:
     @cached_property
     def hessian(self) -> Operator:
         """The Hessian ``g_yy``: call it with a vector like y for their product."""
-        return Operator(self._hessian, self._written)
+        y = self._oracle.problem.y
+        return Operator(self._hessian, self._blocks if block_rows(y.numel) and y.alike else None, self._oracle.memory)
 
     def _hessian(self, v: Tensor) -> Tensor:
         self._oracle.cost.hessian_products += 1
@@ -129,18 +130,24 @@ class LowerGraph:
         product = mean_over_ranks(y.join(self._products.hessian(y.cast(inner))))
         return product if free is None else product * free + v * (1 - free)
 
-    def _written(self) -> Tensor | None:
-        """The matrix, where it is small; None where it is not."""
-        y = self._oracle.problem.y
-        units = None if self._free is not None else unit_vectors(y)
-        if units is None:
-            return None
+    def _blocks(self) -> Tensor:
+        """The diagonal blocks, the last filled up with ones on its diagonal."""
+        y, free = self._oracle.problem.y, self._free
+        rows = block_rows(y.numel)
         self._oracle.cost.hessian_products += y.numel
-        rows = [
-            torch.zeros_like(unit).reshape(y.numel, -1) if part is None else part.reshape(y.numel, -1)
-            for part, unit in zip(self._products.columns(units), units, strict=True)
-        ]
-        return mean_over_ranks(torch.cat(rows, 1))
+        found = torch.eye(rows, dtype=y.dtype, device=y.device).repeat(-(-y.numel // rows), 1, 1)
+        for block, first in zip(found, range(0, y.numel, rows), strict=True):
+            last = min(first + rows, y.numel)
+            units = unit_vectors(y, first, last)
+            columns = [
+                (torch.zeros_like(unit) if part is None else part).reshape(last - first, -1)
+                for part, unit in zip(self._products.columns(units), units, strict=True)
+            ]
+            block[: last - first, : last - first] = mean_over_ranks(torch.cat(columns, 1)[:, first:last])
+            if free is not None:
+                own = free[first:last]
+                block[: last - first, : last - first].mul_(own).mul_(own[:, None]).diagonal().add_(1 - own)
+        return found
 
     def mixed(self, v: Tensor) -> Tensor:
         """The mixed product ``g_xy v`` of a vector like y: a vector like x."""
@@ -232,6 +239,10 @@ class Oracle:
     It records no graph that it does not need, counts each evaluation in `cost`, and, where `torch.distributed` is
     initialised, averages each result over the ranks, so that every rank takes the same decision.
 
+    Attributes:
+        cost: What was evaluated so far.
+        memory: What linear solves have learnt of the lower Hessian.
+
     Args:
         problem: The problem to look at.
     """
@@ -240,6 +251,7 @@ class Oracle:
         must_be_problem("Oracle", problem)
         self.problem = problem
         self.cost = Cost()
+        self.memory = Memory()
         self._eps: dict[str, float] = {}
 
     def upper(self, batch: Any) -> UpperPoint:

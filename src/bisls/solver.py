@@ -19,6 +19,7 @@ from bisls.directions.base import Direction
 from bisls.hypergrad.base import Hypergradient, HypergradientMethod
 from bisls.linear.base import LinearSolver
 from bisls.lower import Ended, begin, told
+from bisls.operators import Learnt
 from bisls.oracle import Oracle
 from bisls.paced import Paced
 from bisls.parts import check_together, lower_part, part
@@ -178,6 +179,7 @@ class Solver:
         sample = self._sample(upper_batch, lower_batches, step_batch, extra_batches)
         x, y = self.problem.x.read(), self.problem.y.read()
         states, undo = (self._upper_state, self._lower_state, self._hypergrad_state, self._good), self.problem.kept()
+        learnt = self.oracle.memory.learnt
         good = self._good = self._good or (x, y)
         try:
             with self.oracle.unfrozen(), self.problem.quiet():
@@ -186,6 +188,7 @@ class Solver:
             self._write(x, y)
             undo()
             self._upper_state, self._lower_state, self._hypergrad_state, self._good = states
+            self.oracle.memory.learnt = learnt
             raise
         # a batch with bad numbers in it must not judge the next step as well
         keep = self.upper.response.two_samples and not given and record.upper_status is not Status.NON_FINITE
@@ -270,18 +273,8 @@ class Solver:
         self._good = (x, lowered.y)
         self._hypergrad_state = estimate.state
         uninfluenced = estimate.uninfluenced(self.oracle, sample.upper, sample.lower.newest)
-        taken = self.upper.take(
-            self.oracle,
-            sample,
-            self.hypergrad,
-            estimate,
-            self.lower,
-            lowered,
-            x,
-            self.k,
-            self._upper_state,
-            type(self).__name__,
-        )
+        level, call = (self.hypergrad, estimate, self.lower, lowered), type(self).__name__
+        taken = self.upper.take(self.oracle, sample, *level, x, self.k, self._upper_state, call)
         self._upper_state = taken.state
         returned = taken.status is Status.RETURNED
         self._lower_state = told(self.lower, lowered, self.problem.y.read(), estimate.lower_slope, returned)
@@ -353,6 +346,7 @@ class Solver:
             "last_batch": self._previous.packed(),
             "good": None if self._good is None else list(self._good),
             "choice": self._choice.packed(),
+            "learnt": self.oracle.memory.learnt.packed(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -367,6 +361,7 @@ class Solver:
         own = StateReader(call, self.identity, self.problem, view).read(state)  # all is read before anything is changed
         self.lower, self.hypergrad, self.upper = view.lower, view.hypergrad, view.upper
         self._choice = Choice.unpacked(own["choice"])
+        self.oracle.memory.learnt = Learnt.unpacked(own["learnt"])
         self.k, self._failures, self._trend = own["k"], own["failures"], Trend.unpacked(own["trend"])
         self._good = None if own["good"] is None else (own["good"][0], own["good"][1])
         self._upper_state, self._lower_state, self._hypergrad_state = own["upper"], own["lower"], own["hypergrad"]

@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
+from bisls.operators import Learnt
 from bisls.problem import Bilevel
 from bisls.states import Anything, Batch, Each, Fields, Maybe, Whole, point, read
 from bisls.trend import Trend
 from bisls.views import Choice, View
 
 # What came to the state after others had been saved, and what a state without it stands for.
-LATER: Mapping[str, Any] = {"trend": Trend().packed(), "choice": Choice().packed()}
+LATER: Mapping[str, Any] = {"trend": Trend().packed(), "choice": Choice().packed(), "learnt": Learnt().packed()}
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class StateReader:
                 "hypergrad": self.view.hypergrad.keeps(y),
                 "trend": Trend.KIND,
                 "choice": Choice.KIND,
+                "learnt": Learnt.keeps(y),
                 "failures": Whole(),
                 "last_batch": Batch(),
                 "good": Maybe(Each(points)),

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._vmap_internals import _vmap
 from torch.autograd.graph import _engine_run_backward
 
 from bisls.evaluate.losses import Parts, grad, must_depend, replayed, scalar
@@ -16,7 +15,7 @@ from bisls.problem import Bilevel
 from bisls.still import Moment, twice_differentiable
 from bisls.vector import Vector
 
-SMALL = 64  # a Hessian with no more rows than this is written out
+TOGETHER = 128  # so many columns of a Hessian are made at once
 
 
 class Graph:
@@ -93,13 +92,13 @@ class Graph:
             return None
 
 
-def unit_vectors(vector: Vector) -> list[Tensor] | None:
-    """All unit vectors, shaped like the parameters and stacked along the first axis; None where there are too many of them."""
-    if vector.numel > SMALL or not vector.alike:
-        return None
-    eye = torch.eye(vector.numel, dtype=vector.dtype, device=vector.device)
-    parts = torch.split(eye, vector.sizes, 1)
-    return [p.reshape(vector.numel, *t.shape) for p, t in zip(parts, vector.tensors, strict=True)]
+def unit_vectors(vector: Vector, first: int = 0, last: int | None = None) -> list[Tensor]:
+    """Unit vectors shaped like the parameters, stacked along the first axis: all, or some of them."""
+    last = vector.numel if last is None else last
+    units = torch.zeros(last - first, vector.numel, dtype=vector.dtype, device=vector.device)
+    units.diagonal(first).fill_(1.0)
+    parts = torch.split(units, vector.sizes, 1)
+    return [p.reshape(last - first, *t.shape) for p, t in zip(parts, vector.tensors, strict=True)]
 
 
 def _pairs(outputs: Parts, vectors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -117,8 +116,20 @@ def _product(outputs: Parts, vectors: Sequence[Tensor], inputs: Sequence[Tensor]
 
 
 def _batched_product(outputs: Sequence[Tensor], vectors: Sequence[Tensor], inputs: Sequence[Tensor]) -> Parts:
-    """``torch.autograd.grad(outputs, inputs, vectors, is_grads_batched=True)``."""
-    return _vmap(lambda one: _backward(outputs, one, inputs), 0, 0, allow_none_pass_through=True)(tuple(vectors))
+    """``torch.autograd.grad(outputs, inputs, vectors, is_grads_batched=True)``, some at a time.
+
+    By the newer rules of `torch.func`: they make one product of matrices, where those behind ``is_grads_batched`` take ten times
+    as long as the columns one by one.
+    """
+    used: list[bool] = []
+
+    def one(own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        parts = _backward(outputs, own, inputs)
+        used[:] = [part is not None for part in parts]
+        return tuple(part for part in parts if part is not None)
+
+    found = iter(torch.func.vmap(one, chunk_size=TOGETHER)(tuple(vectors)))
+    return [next(found) if there else None for there in used]
 
 
 def _backward(outputs: Sequence[Tensor], vectors: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:

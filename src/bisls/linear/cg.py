@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bisls._check import FLAG, number, settle, whole_number
 from bisls.linear.base import LinearSolver, Operator, Solution, State
+from bisls.operators import Inverse
 from bisls.states import Fields, Kind, Numbers, flat
 from bisls.status import Status
 from bisls.vector import Vector, dot, finite, norm
@@ -26,6 +27,8 @@ class CG(LinearSolver):
     ``<p, H p> <= 0`` the solve stops with the last iterate and says `Status.NEGATIVE_CURVATURE`; or, damped, it begins again
     with H + s I, s from the curvature met (`Status.DAMPED`): that is how the minimiser of ``g + s/2 ||y - y_k||^2`` near the
     present y_k responds, and y_k is no minimiser of g where H is not positive definite. The next solve begins with half the s.
+    An operator that brings an approximate inverse with it (`Direct` sees to that) is preconditioned by it: other iterates, fewer
+    of them, and the same test at the end.
 
     Args:
         iters: Most iterations, at least 1; damped, at least ten more for each new s.
@@ -55,7 +58,7 @@ class CG(LinearSolver):
 
     def solve(self, hessian: Operator, b: Tensor, state: State) -> Solution:
         """Solve H z = b."""
-        scale = norm(b)
+        scale, inverse = norm(b), getattr(hessian, "inverse", None)
         if scale == 0.0:
             return Solution(torch.zeros_like(b), 0.0, Status.OK, state)
         # Hz is kept beside z: the residual of what is returned costs no further product, and r alone would drift from it
@@ -67,9 +70,8 @@ class CG(LinearSolver):
         damping = min(float(state["damping"]) / 2, MOST) if self.damp and "damping" in state else 0.0
         status, left, known = Status.NEGATIVE_CURVATURE, self.iters, 0.0
         while True:
-            status, used, curvature, largest = self._iterate(
-                hessian, b, z, hz, damping, max(left, 10) if known else left
-            )
+            most = max(left, 10) if known else left
+            status, used, curvature, largest = self._iterate(hessian, inverse, b, z, hz, damping, most)
             left, known = left - used, max(known, largest)
             if not (self.damp and status is Status.NEGATIVE_CURVATURE and known > 0):
                 break
@@ -92,14 +94,23 @@ class CG(LinearSolver):
         return Fields(optional={**warm, **damped})
 
     def _iterate(
-        self, hessian: Operator, b: Tensor, z: Tensor, hz: Tensor, damping: float, iters: int
+        self,
+        hessian: Operator,
+        inverse: Inverse | None,
+        b: Tensor,
+        z: Tensor,
+        hz: Tensor,
+        damping: float,
+        iters: int,
     ) -> tuple[Status, int, float, float]:
         """Improve z, and Hz with it, in place. Returns also the products made, the last and the largest curvature met."""
         scale, eps, most = norm(b), torch.finfo(b.dtype).eps, torch.finfo(b.dtype).max
         r = b - hz if not damping else b - hz - damping * z
-        p = r.clone()
         rr = dot(r, r)
-        pp, largest, gained, mark = rr, 0.0, 0.0, 0.0
+        s, rs, inverse = _preconditioned(r, rr, inverse)
+        p = s.clone()
+        pp = rr if inverse is None else dot(p, p)
+        largest, gained, mark = 0.0, 0.0, 0.0
         for used in range(iters * self.stretch):
             if rr**0.5 <= self.tol * scale:
                 return Status.OK, used, 0.0, largest
@@ -117,18 +128,33 @@ class CG(LinearSolver):
             # this is zero curvature up to the rounding of the product
             if damped <= max(eps * pp**0.5 * length, 1e-2 * damping * pp):
                 return Status.NEGATIVE_CURVATURE, used + 1, curvature / pp, largest
-            a = rr / damped
+            a = rs / damped
             if not a < most:  # as good as no curvature: not a number of this precision
                 return Status.NEGATIVE_CURVATURE, used + 1, 0.0, largest
-            gained += a * rr
+            gained += a * rs
             z.add_(p, alpha=a)
             hz.add_(hp, alpha=a)
             r.sub_(hp, alpha=a)
             if damping:
                 r.sub_(p, alpha=a * damping)
-            rr, before = dot(r, r), rr
-            if not rr / before < most:  # it diverges
+            rr, before = dot(r, r), rs
+            s, rs, kept = _preconditioned(r, rr, inverse)
+            if kept is not inverse:  # it was not positive definite: from here on without it
+                p.zero_()
+            inverse = kept
+            if not rs / before < most:  # it diverges
                 return Status.NON_FINITE, used + 1, 0.0, largest
-            torch.add(r, p, alpha=rr / before, out=p)
-            pp = rr + (rr / before) ** 2 * pp  # r is orthogonal to the p before
+            torch.add(s, p, alpha=rs / before, out=p)
+            # without a preconditioner r is orthogonal to the p before
+            pp = rr + (rs / before) ** 2 * pp if inverse is None else dot(p, p)
         return Status.OK if rr**0.5 <= self.tol * scale else Status.MAX_ITERS, iters * self.stretch, 0.0, largest
+
+
+def _preconditioned(r: Tensor, rr: float, inverse: Inverse | None) -> tuple[Tensor, float, Inverse | None]:
+    """The residual as the preconditioner sees it, and their inner product; one that is not positive there is given up."""
+    if inverse is not None:
+        s = inverse(r)
+        rs = dot(r, s)
+        if 0.0 < rs < float("inf") and finite(s):
+            return s, rs, inverse
+    return r, rr, None
