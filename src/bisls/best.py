@@ -13,7 +13,7 @@ from torch import Tensor
 from bisls.states import Fields, Number, Numbers, flat
 from bisls.vector import Vector
 
-WINDOW = 8  # the mean is that of so many losses
+WINDOW = 16  # the mean is that of so many losses
 RATE = 0.1  # the weight of a new difference in the mean of what one loss differs from the next
 FAR = 2.0  # the mean has risen when it is above its lowest by so many times that
 
