@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisls.states import Fields, Number, Numbers, flat
+from bisls.states import Fields, Number, Numbers, Whole, flat
 from bisls.vector import Vector
 
 WINDOW = 16  # the mean is that of so many losses
 RATE = 0.1  # the weight of a new difference in the mean of what one loss differs from the next
-FAR = 2.0  # the mean has risen when it is above its lowest by so many times that
+FAR = 1.5  # the mean has risen when it is above its lowest by so many times that
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Best:
     Attributes:
         x: Where: the upper level.
         y: The lower one.
+        mid_x: Where it was half a window ago, when that is looked at: the point in the middle of the losses.
+        mid_y: The same below.
+        n: Losses seen.
         recent: The last losses, at most a window of them.
         spread: What one differs from the next, in the mean.
         lowest: The lowest mean of a full window.
@@ -32,6 +35,9 @@ class Best:
 
     x: Tensor
     y: Tensor
+    mid_x: Tensor
+    mid_y: Tensor
+    n: int = 0
     recent: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     spread: float = 0.0
     lowest: float = inf
@@ -45,8 +51,17 @@ class Best:
             change = sqrt(0.5) * abs(value - float(self.recent[-1]))
             spread = spread + RATE * (change - spread) if spread else change
         recent = torch.cat([self.recent, self.recent.new_tensor([value])])[-WINDOW:]
-        found = replace(self, recent=recent, spread=spread)
-        return replace(found, lowest=found.mean, x=x, y=y) if found.full and found.mean < self.lowest else found
+        found = replace(self, recent=recent, spread=spread, n=self.n + 1)
+        if found.n % (WINDOW // 2):
+            return found
+        if found.full and found.mean < self.lowest:
+            found = replace(found, lowest=found.mean, x=self.mid_x, y=self.mid_y)
+        return replace(found, mid_x=x, mid_y=y)
+
+    @classmethod
+    def begin(cls, x: Tensor, y: Tensor) -> Best:
+        """Nothing seen yet."""
+        return cls(x, y, x, y)
 
     @property
     def full(self) -> bool:
@@ -65,7 +80,7 @@ class Best:
 
     def again(self) -> Best:
         """After going back: the losses since do not count."""
-        return replace(self, recent=self.recent[:0])
+        return replace(self, recent=self.recent[:0], n=0, mid_x=self.x, mid_y=self.y)
 
     def packed(self) -> dict[str, Any]:
         """Tensors and numbers, for a checkpoint."""
@@ -81,4 +96,5 @@ class Best:
         """What `packed` gives, for a state that is loaded."""
         recent = Numbers(((0, WINDOW),), (torch.float64,))
         numbers = {"recent": recent, "spread": Number(0.0), "lowest": Number(infinite=True)}
-        return Fields({"x": flat(x), "y": flat(y), **numbers})
+        places = {"x": flat(x), "y": flat(y), "mid_x": flat(x), "mid_y": flat(y)}
+        return Fields({**places, "n": Whole(), **numbers})

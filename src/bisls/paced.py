@@ -76,7 +76,7 @@ class Paced:
         if walk.pace.lost or walk.pace.dead >= DEAD:
             return scene.stay(walk.lost(), kept, Status.RESTARTED)
         if lower.calmed(lowered.state) is not None:
-            best = (kept.best or Best(x, lowered.y)).seen(estimate.value, x, lowered.y)
+            best = (kept.best or Best.begin(x, lowered.y)).seen(estimate.value, x, lowered.y)
             if best.risen:
                 return scene.back(walk, replace(kept, best=best.again()))
             kept = replace(kept, best=best)

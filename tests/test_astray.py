@@ -1,0 +1,115 @@
+"""A lower level that is led astray: the first loop by a line that lies, later ones by learning by heart."""
+
+import math
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import bisls
+import bisls.tasks
+from bisls import pace
+from bisls.best import WINDOW, Best
+from bisls.lower import first
+
+NOWHERE = torch.zeros(1)
+
+
+def after(*values, best=None):
+    best = best or Best.begin(NOWHERE, NOWHERE)
+    for i, value in enumerate(values):
+        best = best.seen(value, torch.tensor([float(i)]), NOWHERE)
+    return best
+
+
+def test_a_loss_that_has_risen_is_told_from_one_that_falls():
+    falling = [3.0 - 0.02 * i + 0.1 * (-1) ** i for i in range(100)]
+    assert not any(after(*falling[:n]).risen for n in range(1, 100))
+    rising = [*falling[:40], *(2.2 + 0.1 * i + 0.1 * (-1) ** i for i in range(30))]
+    best = after(*rising)
+    assert best.risen
+    lows = {n: sum(rising[n - WINDOW : n]) / WINDOW for n in range(WINDOW, len(rising) + 1, WINDOW // 2)}
+    low = min(lows, key=lows.get)
+    assert best.lowest == pytest.approx(lows[low])
+    assert best.x.item() == low - WINDOW // 2 - 1  # in the middle of these losses
+    assert not best.again().risen
+
+
+def test_noise_alone_seldom_counts_as_a_rise():
+    risen = 0
+    for seed in range(20):
+        best, draw = Best.begin(NOWHERE, NOWHERE), torch.Generator().manual_seed(seed)
+        for value in torch.randn(300, generator=draw, dtype=torch.float64).tolist():
+            best = best.seen(value, NOWHERE, NOWHERE)
+            risen, best = (risen + 1, best.again()) if best.risen else (risen, best)
+    assert risen <= 30  # of 6,000; windows of eight say so two hundred times
+
+
+def test_values_that_are_not_finite_say_nothing():
+    assert after(1.0, math.nan, math.inf).recent.tolist() == [1.0]
+
+
+def test_it_is_read_as_it_was_written():
+    best = after(*range(20, 0, -1))
+    again = Best.unpacked(Best.kind(None, None).read(best.packed(), "best"))
+    assert torch.equal(again.recent, best.recent)
+    assert (again.lowest, again.spread) == (best.lowest, best.spread)
+
+
+def first_loss():
+    """f after the first lower loop: the value of g falls on and on as y gets worse, since weights depend on losses."""
+    digits = load_digits()
+    sizes = {"train": 900, "validation": 300, "test_size": None, "corrupted": 0.4}
+    task = bisls.tasks.weight_network(digits.data.reshape(-1, 8, 8) / 16.0, digits.target, **sizes, seed=0)
+    solver = bisls.BiSLS(task.problem)
+    batches = [next(task.lower_data) for _ in range(10)]
+    return solver.step(next(task.upper_data), batches).upper_value
+
+
+def test_the_upper_loss_keeps_the_first_loop_from_running_away(monkeypatch):
+    assert first_loss() < 2.4  # it begins at 2.3
+    monkeypatch.setattr(first, "TRIES", 0)
+    assert first_loss() > 10.0
+
+
+def test_a_look_at_the_first_loop_leaves_no_trace():
+    """With BatchNorm below its statistics are those of the steps that were taken."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    x = torch.zeros(1, requires_grad=True)
+    rows = [torch.randn(8, 3) for _ in range(3)]
+    problem = bisls.Bilevel(
+        lambda batch: (net(rows[0]) ** 2).mean(),
+        lambda batch: ((net(batch) - x) ** 2).mean(),
+        [x],
+        list(net.parameters()),
+    )
+    solver = bisls.BiSLS(problem, hypergrad=bisls.Lookahead())
+    solver.step(None, rows)
+    assert net[1].num_batches_tracked.item() <= 4  # three lower steps, and f once
+
+
+def forgetful():
+    """f is lowest on the way to the lower solution, and x can do next to nothing about it."""
+    x, y = torch.zeros(3, requires_grad=True), torch.full((3,), -3.0, requires_grad=True)
+    return bisls.Bilevel(
+        lambda batch: (y**2).sum() + 0.01 * batch, lambda batch: ((y - 3.0 - 1e-6 * x - batch) ** 2).sum(), [x], [y]
+    )
+
+
+def test_f_that_has_risen_leads_back_to_where_it_was_lowest(monkeypatch):
+    monkeypatch.setattr(pace, "CALM", 0.0)  # which would see it coming
+    monkeypatch.setattr(pace, "START", 0.0003)
+    monkeypatch.setattr(pace, "GAIN", 0.0)
+    problem = forgetful()
+    solver = bisls.BiSLS(problem, hypergrad=bisls.Lookahead())
+    draw, records = torch.Generator().manual_seed(0), []
+    for _ in range(300):
+        batches = [0.1 * torch.randn(3, generator=draw) for _ in range(2)]
+        records.append(solver.step(float(torch.randn(1, generator=draw)), batches))
+        if records[-1].upper_status is bisls.Status.RETURNED:
+            break
+    assert records[-1].upper_status is bisls.Status.RETURNED
+    values = [record.upper_value for record in records]
+    assert float((problem.y.read() ** 2).sum()) < 0.5 * values[-1]
+    assert solver.step(0.0, batches).beta < 0.5 * records[-1].beta
