@@ -19,7 +19,8 @@ not of its grid.
     python benchmarks/regret_networks.py --tasks "few-shot"     some of them
     python benchmarks/regret_networks.py --quick               a tenth of the iterations, one seed: a look at whether it runs
 
-The default was developed on few-shot, sample weights, architecture and the five on digits and chains; the others are judged only. FashionMNIST comes from
+The default was developed on few-shot, sample weights, architecture and the five on digits and chains; the others are
+judged only. FashionMNIST comes from
 `bisls data fashion-mnist`, Omniglot from the folder of BISLS_DATA; tasks whose data are not here are left out. Runs are kept in
 out/regret_networks.jsonl by what they depend on, so an interrupted command goes on where it stopped. Runs of BiSLS are kept by
 commit; after a change they are made again.
