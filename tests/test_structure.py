@@ -49,6 +49,7 @@ ORDER = [
     "directions",
     "steps",
     "pace",
+    "best",
     "walk",
     "lower",
     "hypergrad",
