@@ -7,8 +7,9 @@
     python benchmarks/tables.py --quick                  two splits, small tables: a look at whether it runs
 
 Tables of `DEVELOPMENT` were looked at while the estimators were written (the widths of the prior, how sure nested folds must be);
-those of `JUDGING` were not. scikit-learn has some, ISLP ships others (`pip install --no-deps ISLP`), a9a and w8a come from
-`bisls data a9a w8a`; tables whose data are not here are left out, and it is said.
+those of `JUDGING` chose nothing; what they were looked at for is said in docs/tables.md. scikit-learn has some, ISLP ships others
+(`pip install --no-deps ISLP`), a9a and w8a come from `bisls data a9a w8a`; tables whose data are not here are left
+out, and it is said.
 
 The score is the test log-loss (less is better) or the test R2 (more is better). Times are process times, as ratios.
 Runs are kept in out/tables.jsonl, so an interrupted command goes on where it stopped.

@@ -134,6 +134,17 @@ def test_a_lower_direction_works_with_every_method_and_response(method, directio
     assert torch.isfinite(x).all()
 
 
+def test_newton_ends_at_the_gradient_that_was_asked_for():
+    steps = []
+    for tol in (1e-2, 0.0):
+        problem, *_ = toy()
+        oracle, batch = bisls.Oracle(problem), torch.zeros(5, dtype=torch.float64)
+        first = oracle.lower(batch).grad.norm()
+        steps.append(Newton(tol=tol).descend(oracle, Minibatches([batch]), problem.y.read(), 0, {}).steps)
+        assert oracle.lower(batch).grad.norm() <= max(tol, 1e-12) < first
+    assert 0 < steps[0] < steps[1]
+
+
 def test_a_trial_of_the_papers_response_is_a_step_of_the_lower_direction():
     problem, *_ = toy()
     lower = Loop(bisls.Constant(0.05), bisls.Adam())

@@ -21,7 +21,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedElasticNetCV, WeightedLassoCV
+from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedElasticNetCV, WeightedLassoCV, base
+from bisls.sklearn.batched import BatchedFolds
 from bisls.sklearn.lower import Logistic, Multinomial, Rows, Squared
 from bisls.sklearn.nested import nested_splits
 from bisls.sklearn.sparse import Sparse, _by_signs, _descended
@@ -386,6 +387,19 @@ def test_both_engines_agree():
     )
     assert many.cv_loss_ == pytest.approx(exact.cv_loss_, rel=1e-2)
     np.testing.assert_allclose(many.predict_proba(X), exact.predict_proba(X), atol=0.05)
+
+
+def test_many_columns_are_for_the_engine_without_factors(monkeypatch):
+    X, y, _, _, labels = noisy("r", noise=10, rows=60)
+    assert GroupRidgeCV(labels, cv=3, spread=1.0).fit(X, y).n_iter_ > 0
+    monkeypatch.setattr(base, "FEW", 10)
+    solved = []
+    plain = BatchedFolds.value
+    monkeypatch.setattr(BatchedFolds, "value", lambda self, *given: solved.append(given) or plain(self, *given))
+    with pytest.warns(ConvergenceWarning, match="max_iter=2"):
+        model = GroupRidgeCV(labels, cv=3, spread=1.0, max_iter=2).fit(X, y)
+    assert model.n_iter_ == 2
+    assert 5 < len(solved) < 30  # a coarse search, both ends of each width, and the fit
 
 
 # --- lasso and elastic net

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from bisls.report.table_page import table_page
 from bisls.tables.fitting import verdict_of
+from bisls.tables.reading import TableError, read_table
 from bisls.tables.recipe import Recipe, learn
 from bisls_cli import app
 
@@ -231,6 +232,20 @@ def test_odd_tables_are_taken(tmp_path):
     assert "'größe' is read as numbers" in said
     assert "left out, since they have no value at all: 'leer'" in said
     assert json.loads((tmp_path / "out" / "result.json").read_text())["classes"] == ["a", "b", "c"]
+
+
+def test_a_header_of_thousands_of_names_is_read_to_its_end(tmp_path):
+    """Half a name may be another one; names that are compared in pairs would take minutes."""
+    names = [f"gene_{i}" for i in range(10_000)]
+    table = tmp_path / "t.csv"
+    for more in range(3):  # wherever a block of 64 KiB ends
+        header = ",".join(["n" * (more + 1), *names])
+        assert len(header) > 1 << 16
+        table.write_text(f"{header}\n" + "1," * 10_000 + "2\n")
+        assert list(read_table(table).columns)[-2:] == names[-2:]
+    table.write_text(f"{header},gene_9999\n" + "1," * 10_001 + "2\n")
+    with pytest.raises(TableError, match="more than one column 'gene_9999'"):
+        read_table(table)
 
 
 def test_a_rival_that_cannot_be_fitted_is_said(tmp_path):

@@ -35,14 +35,17 @@ class Newton(LowerPart):
         iters: Most iterations, at least 1.
         linear: Solves for the Newton step; None takes conjugate gradients with as many iterations as there are unknowns, 500 at
             most.
+        tol: The norm of the gradient at which it ends, at least 0; 0 goes on as far as the precision allows.
     """
 
     iters: int = 500
     linear: LinearSolver | None = None
     search: Armijo = field(default_factory=lambda: Armijo(start=1.0, f_min=None))
+    tol: float = 0.0
 
     def __post_init__(self) -> None:
         require(self, "iters", whole(self.iters, 1), "must be a whole number, at least 1")
+        require(self, "tol", 0 <= self.tol < inf, "must be a number of at least 0")
 
     def descend(
         self,
@@ -68,7 +71,7 @@ class Newton(LowerPart):
             if not length < inf:
                 break
             best, smallest, stalled = (y, length, 0) if length < smallest else (best, smallest, stalled + 1)
-            if length == 0.0 or stalled >= STALLED:
+            if length <= self.tol or stalled >= STALLED:
                 break
             solution = linear.solve(graph.hessian, grad, {})
             d = solution.z

@@ -25,7 +25,7 @@ from bisls.sklearn.nested import Nested, choose, path
 from bisls.sklearn.together import Newton
 from bisls.sklearn.tuning import Exact, Search, Tuned
 
-FEW = 1000  # coefficients, or rows if they are fewer, up to which lower problems are solved by factors
+FEW = 2000  # coefficients, or rows if they are fewer, up to which factors take less time, and some gigabytes at most
 DENSE = 2 * 10**8  # numbers up to which a sparse table is made dense
 LEAST = 1e-290  # what a loss is divided by, at least: a constant target has none
 NARROW = 600  # columns up to which BLAS is given one thread: more of them would wait for each other

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bisls.batches import Minibatches
+from bisls.callbacks import EarlyStopping
 from bisls.fit import fit
 from bisls.lower.newton import Newton
 from bisls.methods import BiSLS
@@ -19,9 +20,15 @@ from bisls.oracle import Oracle
 from bisls.problem import Bilevel
 from bisls.sklearn.lower import Array, Logistic, Loss, Multinomial, Rows, Solved
 from bisls.sklearn.tuning import LOOSE, REACH, RISES, SHORT, Grouping, Index, Search, Splits, Tuned
+from bisls.status import Status
 
 SOLVED = 60  # Newton iterations where the folds are solved for their own sake
 LOWER = 20  # lower steps of an upper iteration
+PATIENCE = 5  # upper iterations in a row whose value does not fall by the tolerance end a search
+COARSE, CLOSE = (
+    1e-4,
+    1e-8,
+)  # the gradient of the folds, by the weight of the rows, at which they are solved: coarse search, else
 
 
 @dataclass
@@ -72,19 +79,20 @@ class BatchedFolds:
         penalised = 0.5 * (penalties[None, :, None] * self.w**2).sum()
         return ((self.train * self.each_row(self.w)).sum() + penalised) / self.rows.weight
 
-    def value(self, theta: Array) -> float:
+    def value(self, theta: Array, close: float = CLOSE) -> float:
         """The mean held-out loss, the folds solved."""
         at = torch.from_numpy(np.asarray(theta, dtype=float)).requires_grad_()
-        self._solve(lambda _: self.lower(at), at, self.w)
+        self._solve(lambda _: self.lower(at), at, self.w, close)
         return self._held()
 
     def _held(self) -> float:
         return float((self.held * self.each_row(self.w)).sum().detach()) / self.weight
 
-    def _solve(self, lower: Callable[[Any], Tensor], above: Tensor, w: Tensor) -> None:
+    def _solve(self, lower: Callable[[Any], Tensor], above: Tensor, w: Tensor, close: float) -> None:
         problem = Bilevel(lambda _: (w * w).sum(), lower, [above], [w])
         batches = Minibatches([None])
-        Newton(iters=SOLVED).descend(Oracle(problem), batches, problem.y.read(), 0, {})
+        done = Newton(iters=SOLVED, tol=close).descend(Oracle(problem), batches, problem.y.read(), 0, {})
+        self.closed = self.closed and done.steps < SOLVED and done.status is Status.OK
 
     def common(self, near: float | None = None) -> Tuned:
         """One penalty for all: a coarse search from above, then downhill."""
@@ -93,7 +101,7 @@ class BatchedFolds:
             best, risen = np.inf, 0
             for share in self.loss.coarse:
                 start = float(np.log(share * self.loss.unit(self.rows)))
-                value = self.value(start * ones)
+                value = self.value(start * ones, COARSE)
                 best, near, risen = (value, start, 0) if value < best else (best, near, risen + 1)
                 if risen >= RISES:
                     break
@@ -131,13 +139,13 @@ class BatchedFolds:
             lower_params=[self.w],
         )
         solver = BiSLS(problem, lower_iters=LOWER)
-        done = fit(
-            solver, steps=self.search.max_iter, progress=False, on_failure="ignore", tol=max(self.search.tol, 1e-5)
-        )
+        tol, most = max(self.search.tol, 1e-5), self.search.max_iter
+        enough = EarlyStopping(PATIENCE, min_delta=tol * self._held())
+        done = fit(solver, steps=most, progress=False, on_failure="ignore", tol=tol, callbacks=[enough])
         found = theta().detach().numpy().copy()
         value = self.value(found)
         seen = tuple({"spread": spread, "cv_loss": float(record)} for record in done["upper_value"])
-        converged = len(done) < self.search.max_iter
+        converged = len(done) < most
         return Tuned(found, spread, value, len(done), converged, (*history, *seen))
 
     def each(self, theta: Array) -> tuple[Array, Array, Index]:
@@ -174,9 +182,9 @@ class Batched:
         """The coefficients on all rows."""
         every = np.arange(len(self.rows.y))
         folds = BatchedFolds(self.loss, self.rows, [(every, every)], self.grouping, self.search)
-        folds.value(theta)
+        folds.value(theta, 0.0)
         w = folds.w.detach().numpy()[0].copy()
         if isinstance(self.loss, Multinomial):  # the mean over the classes, which the loss does not see
             free = self.grouping.penalties(theta) == 0
             w[free] -= w[free].mean(1, keepdims=True)
-        return Solved(w, lambda v: v)
+        return Solved(w, lambda v: v, closed=folds.closed)

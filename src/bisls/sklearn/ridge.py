@@ -31,7 +31,7 @@ class GroupRidgeCV(RegressorMixin, GroupCV):
         spread: The width of the prior on the logarithm of the penalties: "auto" (by nested folds), 0 (one penalty), inf (free).
         cv: Folds: a number, a splitter, or an iterable of splits.
         solver: "exact": lower problems by Cholesky factors, Newton's method above (L-BFGS for more than 32 groups). "bisls":
-            both levels by `bisls.BiSLS`, for many columns (it imports torch). "auto": the first up to 1,000 columns or rows.
+            both levels by `bisls.BiSLS`, for many columns (it imports torch). "auto": the first up to 2,000 columns or rows.
         fit_intercept: Whether there is an intercept; it is never penalised.
         standardize: Divide columns by their standard deviation before they are penalised. Coefficients are in the user's units.
         tol: Relative change of the upper value at which it ends; positive.

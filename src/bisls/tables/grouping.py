@@ -58,7 +58,7 @@ def from_file(path: Path, recipe: Recipe) -> list[str]:
         raise TableError(f"--groups {path} is no text; it must be JSON or CSV") from None
     owner = _json(path, text) if text.lstrip().startswith("{") else _csv(path, text)
     names = [column.name for column in recipe.columns]
-    for name in owner:
+    for name in owner.keys() - set(names):
         must_have(names, name, f"in --groups {path}: ")
     groups = []
     for column in recipe.columns:

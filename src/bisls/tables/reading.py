@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def read_table(path: Path) -> Any:
     except OSError as error:
         raise TableError(f"cannot read {path}: {error.strerror or error}") from None
     frame.columns = [str(name).strip() for name in frame.columns]
-    twice = sorted({name for name in frame.columns if list(frame.columns).count(name) > 1})
+    twice = _repeated(frame.columns)
     if twice:
         raise TableError(f"{path} has more than one column {twice[0]!r}; give them different names")
     if not len(frame.columns):
@@ -69,6 +70,8 @@ def _parquet(pd: Any, path: Path) -> Any:
 def _csv(pd: Any, path: Path) -> Any:
     with path.open("rb") as file:
         head = file.read(1 << 16)
+        if b"\n" not in head:  # thousands of names; half of one may be another
+            head += file.readline()
     if not head.strip():
         raise TableError(f"{path} is empty")
     if b"\x00" in head:
@@ -76,8 +79,7 @@ def _csv(pd: Any, path: Path) -> Any:
     line = head.splitlines()[0]
     separator = max([b",", b";", b"\t"], key=line.count).decode()
     header = next(csv.reader([line.decode("utf-8-sig", errors="replace")], delimiter=separator), [])
-    names = [name.strip() for name in header if name.strip()]
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    twice = _repeated(name.strip() for name in header if name.strip())
     if twice:  # pandas would call the second one by another name
         raise TableError(f"{path} has more than one column {twice[0]!r}; give them different names")
     try:
@@ -88,8 +90,12 @@ def _csv(pd: Any, path: Path) -> Any:
         raise TableError(f"{path} is no CSV file that can be read: {_first_line(error)}") from None
     except pd.errors.EmptyDataError:
         raise TableError(f"{path} has no columns") from None
-    unnamed = [name for name in frame.columns if str(name).startswith("Unnamed: ")]
-    return frame.rename(columns={name: f"column {list(frame.columns).index(name) + 1}" for name in unnamed})
+    unnamed = {name: f"column {i}" for i, name in enumerate(frame.columns, 1) if str(name).startswith("Unnamed: ")}
+    return frame.rename(columns=unnamed)
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def _first_line(error: Exception) -> str:
