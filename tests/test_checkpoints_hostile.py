@@ -278,6 +278,7 @@ SAME = {
     f"k = {STEPS}",
     "solver without trend",
     "solver without choice",
+    "solver without learnt",
     "generators = 'LEFT OUT'",
     "generators = []",
     "modules = 'LEFT OUT'",

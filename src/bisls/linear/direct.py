@@ -18,6 +18,7 @@ from bisls.vector import Vector, norm
 
 ACCURATE = 1e-3  # the relative residual up to which a factorisation is believed
 BEGIN, COLUMN = 2.0, 0.25  # what writing a Hessian out costs, in products: at all, and a column
+SMALL = 64  # Hessians with at most so many rows are written out at every point: exact for the price of some products
 FADE = 0.9  # how fast it is forgotten that doing without was dear
 
 
@@ -25,7 +26,8 @@ FADE = 0.9  # how fast it is forgotten that doing without was dear
 class Direct(LinearSolver):
     """By Cholesky factorisation where that is cheaper than products, by another solver everywhere else.
 
-    A Hessian of up to 1,000 rows may be written out, by all its products in batched calls, and every solve at that point uses
+    A Hessian of up to 64 rows is written out at every point: solves are exact there. One of up to 1,000 rows may be, by all its
+    products in batched calls, and every solve at that point uses
     the same factorisation. At the points that follow it preconditions the other solver, which answers to its own tolerance: what
     is old costs products, not accuracy; and each product made there corrects it. It is made anew where the last point has cost as
     much as all have on average since (who keeps it longer than that loses), or where this point alone has cost as much as
@@ -60,7 +62,7 @@ class Direct(LinearSolver):
         if not hessian.begun:
             hessian.begun, memory.learnt = True, memory.learnt.another()
         if not hessian.written:
-            if not _due(memory.learnt, price):
+            if b.numel() > SMALL and not _due(memory.learnt, price):
                 try:
                     return self._by_products(hessian, b, state, price)
                 except Spent:
