@@ -280,7 +280,7 @@ def test_what_was_learnt_of_a_hessian_saves_products_and_never_costs_accuracy(n,
 
 
 def test_a_hessian_that_hardly_changes_is_not_written_out_again():
-    made, counts, b = several(60, 1e-4)
+    made, counts, b = several(80, 1e-4)
     for _, operator in made:
         bisls.Direct(bisls.CG(tol=1e-6, iters=500)).solve(operator, b, {})
     assert sum(written for _, written in counts) == 1
@@ -288,9 +288,9 @@ def test_a_hessian_that_hardly_changes_is_not_written_out_again():
 
 
 def test_an_inverse_that_is_none_is_given_up():
-    made, _, b = several(60, 0.1)
+    made, _, b = several(80, 0.1)
     h, operator = made[0]
-    operator.memory.learnt = Learnt(-torch.eye(60, dtype=EXACT)[None], points=3, spent=30.0)
+    operator.memory.learnt = Learnt(-torch.eye(80, dtype=EXACT)[None], points=3, spent=30.0)
     solution = bisls.Direct(bisls.CG(tol=1e-6, iters=500)).solve(operator, b, {})
     assert (b - h @ solution.z).norm() <= 1e-5 * b.norm()
 
