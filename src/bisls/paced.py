@@ -75,7 +75,7 @@ class Paced:
             return scene.stay(Walk.begin(walk.start), _Kept(kept.norm), Status.RESTARTED)
         if walk.pace.lost or walk.pace.dead >= DEAD:
             return scene.stay(walk.lost(), kept, Status.RESTARTED)
-        if lower.calmed(lowered.state) is not None:
+        if lower.restarts:
             best = (kept.best or Best.begin(x, lowered.y)).seen(estimate.value, x, lowered.y)
             if best.risen:
                 return scene.back(walk, replace(kept, best=best.again()))

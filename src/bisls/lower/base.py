@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -212,9 +212,11 @@ class LowerPart(ABC):
     """Trains y: a loop of our own, or the user's optimiser.
 
     Attributes:
+        restarts: Whether y may begin again, or go back, with shorter steps: they are its own to choose.
         settings: Numbers that may change from step to step, and must be the same on every rank when a run begins.
     """
 
+    restarts: ClassVar[bool] = False
     settings: Any = None
 
     @abstractmethod
@@ -266,13 +268,13 @@ class LowerPart(ABC):
         """The state to go on from where y begins anew: what it learnt of steps may stay, what belongs to a path may not."""
         return state
 
-    def shortened(self, state: State) -> State | None:
-        """The state to begin once more in, at the start and with shorter steps, after a first loop; None: it can't."""
-        return None
+    def shortened(self, state: State) -> State:
+        """The state to begin once more in, at the start and with shorter steps, after a first loop, where it `restarts`."""
+        return state
 
-    def calmed(self, state: State) -> State | None:
-        """The state with shorter steps, after the upper loss has risen and y went back; None where the steps are not ours."""
-        return None
+    def calmed(self, state: State) -> State:
+        """The state with shorter steps, after the upper loss has risen and y went back, where it `restarts`."""
+        return state
 
     def taught(self, state: State, slope: float) -> State:
         """The state after the upper loss was found to depend so on the logarithm of the step size; most parts do not learn so."""
@@ -311,7 +313,7 @@ def told(part: LowerPart, lowered: Lowered, y: Tensor, slope: float, returned: b
     """
     state = part.followed(lowered.state, lowered.y, y)
     if returned:
-        return part.calmed(state) or {}
+        return part.calmed(state)
     return part.taught(state, slope) if isfinite(slope) else state
 
 

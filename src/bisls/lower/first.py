@@ -33,7 +33,7 @@ def begin(oracle: Oracle, part: LowerPart, sample: Sample, y: Tensor, k: int, st
     """
     problem = oracle.problem
     if problem.lower_start is None:
-        if not state and part.shortened(state) is not None:
+        if part.restarts and not state:
             state = _shortened(oracle, part, sample, y, k, state)
         return y, Began(y, state, problem.moment(), k)
     moment, batch = problem.moment(), sample.lower.newest
@@ -57,7 +57,7 @@ def _shortened(oracle: Oracle, part: LowerPart, sample: Sample, y: Tensor, k: in
             lowered = part.descend(oracle, sample.lower, y, k, state)
             ended = oracle.upper_value(sample.upper) if lowered.status is not Status.NON_FINITE else inf
         oracle.problem.y.write_(y)
-        return began, ended, part.shortened(lowered.state) or {}
+        return began, ended, part.shortened(lowered.state)
 
     for _ in range(TRIES):
         began, ended, shorter = tried(state)

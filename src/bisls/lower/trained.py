@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ class Trained(LowerPart):
     Args:
         start: Where the first trials for a step begin; the result hardly depends on it.
     """
+
+    restarts: ClassVar[bool] = True
 
     start: float = 1.0
 
