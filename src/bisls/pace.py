@@ -33,6 +33,41 @@ AGAIN = 0.1  # the step to begin anew with, in units of that of the last time
 
 
 @dataclass(frozen=True)
+class Ceiling:
+    """The longest step that the last looks at the average allow, and how fast it changes.
+
+    Each look is a vote, longer or shorter. Votes that agree speed it up, votes that differ slow it down.
+
+    Attributes:
+        size: The ceiling.
+        gain: By what its logarithm changed last.
+        vote: 1 for longer, -1 for shorter, 0 before the first.
+    """
+
+    size: float
+    gain: float
+    vote: int
+
+    def voted(self, longer: bool) -> Ceiling:
+        """The ceiling after one more vote."""
+        vote = 1 if longer else -1
+        factor = 1.0 if self.vote == 0 else FASTER if vote == self.vote else SLOWER
+        gain = min(max(self.gain * factor, LEAST), MOST)
+        return Ceiling(self.size * exp(vote * gain), gain, vote)
+
+
+def next_look(k: int) -> int:
+    """The step at which the average is looked at after a look at step k."""
+    return max(k + min(1 + k // DENSE, SPARSE), 3)
+
+
+def differing(spread: float, loss: float, last: float, weight: float) -> float:
+    """The running mean of what one loss differs from the next: what falls steadily is no noise, one outlier is not all of it."""
+    change = sqrt(0.5) * abs(loss - last)
+    return spread + weight * (min(change, OUTLIER * spread or change) - spread)
+
+
+@dataclass(frozen=True)
 class Pace:
     """The steps of a run so far, as numbers.
 
@@ -112,11 +147,8 @@ class Pace:
 
         Where the one is higher by more than ``worse`` times what batches differ by, steps are to be shorter.
         """
-        vote = 1 if here - at_average <= worse * self.spread else -1
-        factor = 1.0 if self.vote == 0 else FASTER if vote == self.vote else SLOWER
-        gain = min(max(self.gain * factor, LEAST), MOST)
-        look = max(self.k + 1 + min(1 + (self.k + 1) // DENSE, SPARSE), 3)
-        return replace(self, ceiling=self.ceiling * exp(vote * gain), gain=gain, vote=vote, look=look)
+        after = Ceiling(self.ceiling, self.gain, self.vote).voted(here - at_average <= worse * self.spread)
+        return replace(self, ceiling=after.size, gain=after.gain, vote=after.vote, look=next_look(self.k + 1))
 
     def usual(self, length: float) -> float:
         """The squared gradient norm as it counts, and moves: one batch can't end the run."""
@@ -160,9 +192,7 @@ class Pace:
             return replace(self, first_loss=loss, mean_loss=loss, last_loss=loss, spread=0.0, above=0)
         weight = max(FORGET, 1.0 / self.k)
         mean = self.mean_loss + weight * (loss - self.mean_loss)
-        # of one loss and the next: what falls steadily is no noise, and one outlier is not all of it
-        change = sqrt(0.5) * abs(loss - self.last_loss)
-        spread = self.spread + weight * (min(change, OUTLIER * self.spread or change) - self.spread)
+        spread = differing(self.spread, loss, self.last_loss, weight)
         above = self.above + 1 if loss > self.first_loss else 0
         return replace(self, mean_loss=mean, last_loss=loss, spread=spread, dead=0, above=above)
 

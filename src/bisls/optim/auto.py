@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import exp, isfinite, sqrt
+from dataclasses import replace
+from math import isfinite, sqrt
 from typing import Any, ClassVar
 
 import torch
@@ -15,57 +15,33 @@ from bisls.optim.arithmetic import Ray, add_, decay_, lerp_, overflows
 from bisls.optim.base import LineOptimizer, Params
 from bisls.optim.evaluation import Evaluation, looked
 from bisls.optim.units import unit_of
+from bisls.pace import (
+    ABOVE,
+    AGAIN,
+    AHEAD,
+    B2,
+    CLEARLY,
+    FIRST,
+    FORGET,
+    GAIN,
+    OUTLIER,
+    SHARE,
+    START,
+    WORSE,
+    Ceiling,
+    differing,
+    next_look,
+)
 from bisls.status import Status
 from bisls.steps.base import Memory, Step, StepRule
 from bisls.steps.curvature import Curvature
 
-# Settled on the problems that docs/decisions.md names, judged on others.
-START = 0.3  # the first step, in units of the one that is best for the first batch alone, where its gradient is nowhere zero
-B2 = 0.999  # how long squared gradients are remembered
-SHARE = 0.2  # of the way from the average to the iterate, where gradients are taken
-WORSE = 0.1  # how much worse than at the average the loss may be there, as a share of what batches differ by
+# Settled on the problems that docs/decisions.md names, judged on others; what a walk in a bi-level run shares is in `bisls.pace`.
 REACH = 2.2  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
-OUTLIER = 10.0  # a squared gradient counts for at most so many times the mean of those before
-OPENING, FIRST = (
-    5,
-    30.0,
-)  # gradients before this step are forgotten if their mean square is so many times that of this one
-GAIN, MOST, LEAST, FASTER, SLOWER = 0.3, 0.5, 0.03, 1.3, 0.6  # how fast the ceiling learns: at first, bounds, factors
-AHEAD = 4.0  # the ceiling is at most so many times the step that was taken
-SPARSE, DENSE = 12, 6  # the average is looked at every 1 + k / DENSE steps, and at least every so many
-FORGET = 0.1  # the weight of a new loss in the running mean
-ABOVE, DEAD = (
-    30,
-    10,
-)  # so many losses in a row above the first one, or steps with half of the gradients zero: begin anew
-CLEARLY = 3.0  # and the mean of the losses above the first one by so many times their spread
-AGAIN = 0.1  # the step to begin anew with, in units of that of the last time
+OPENING = 5  # gradients before this step are forgotten if their mean square is so many times that of this one
+DEAD = 10  # steps with half of the gradients zero: begin anew
 SHORTEST = 1e-280  # a first trial that is too short to be measured is none
 LARGEST = 1e140  # larger steps weigh no more in the average: the sum of the weights must be a number
-
-
-@dataclass(frozen=True)
-class Ceiling:
-    """The longest step that the last looks at the average allow, and how fast it changes.
-
-    Each look is a vote, longer or shorter. Votes that agree speed it up, votes that differ slow it down.
-
-    Attributes:
-        size: The ceiling.
-        gain: By what its logarithm changed last.
-        vote: 1 for longer, -1 for shorter, 0 before the first.
-    """
-
-    size: float
-    gain: float
-    vote: int
-
-    def voted(self, longer: bool) -> Ceiling:
-        """The ceiling after one more vote."""
-        vote = 1 if longer else -1
-        factor = 1.0 if self.vote == 0 else FASTER if vote == self.vote else SLOWER
-        gain = min(max(self.gain * factor, LEAST), MOST)
-        return Ceiling(self.size * exp(vote * gain), gain, vote)
 
 
 class Auto(LineOptimizer):
@@ -218,8 +194,7 @@ class Auto(LineOptimizer):
         if checks:
             averages, starts = ([self.state[p][key] for p in ray.params] for key in ("average", "start"))
             away = max(first["distance"], scaling.distance(averages, starts, scales, ray.ratios))
-            look = max(k + min(1 + k // DENSE, SPARSE), 3)
-            self._set(look=look, gain=ceiling.gain, vote=ceiling.vote, distance=away)
+            self._set(look=next_look(k), gain=ceiling.gain, vote=ceiling.vote, distance=away)
         self._set(unit=unit, squares=squares, lengths=first["lengths"] + usual)
         self._note(found, k)
         return Step(taken, Memory(memory.k + 1, min(ceiling.size, AHEAD * size)), checks)
@@ -327,9 +302,7 @@ class Auto(LineOptimizer):
             return
         weight = max(FORGET, 1.0 / k)
         mean = first["mean_loss"] + weight * (value - first["mean_loss"])
-        # of one loss and the next: what falls steadily is no noise, and one outlier is not all of it
-        change, spread = sqrt(0.5) * abs(value - first["last_loss"]), first["spread"]
-        spread += weight * (min(change, OUTLIER * spread or change) - spread)
+        spread = differing(first["spread"], value, first["last_loss"], weight)
         self._set(mean_loss=mean, last_loss=value, spread=spread)
         self._set(above=first["above"] + 1 if value > first["first_loss"] else 0)
         self._set(dead=first["dead"] + 1 if self._dying(found.gradient) else 0)
