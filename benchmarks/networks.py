@@ -1,29 +1,34 @@
 """Training networks with nothing set, beside tuned grids and beside others that ask for no learning rate.
 
-Ten small networks (benchmarks/training/problems.py), runs of 300, 1,000 and 3,000 steps, batches of 16, 128 and 1,024. What is
-compared is the loss on unseen data at the end. Regret is that loss over the tuned one: the best of a grid of constant rates
-for Adam and for SGD with momentum (chosen by the mean over the seeds, on that same loss, for each problem, length and batch).
+Ten small networks (benchmarks/training/problems.py), runs of 100 to 3,000 steps, batches of 8 to 1,024; and problems of other
+kinds (benchmarks/training/kinds.py). What is compared is the loss on unseen data at the end. Regret is that loss over the tuned
+one: the best of a grid of constant rates for Adam and for SGD with momentum (chosen by the mean over the seeds, on that same
+loss, for each problem, length and batch).
 
     python benchmarks/networks.py                                   everything: days on two cores, goes on where it stopped
     python benchmarks/networks.py --cells 300x16 300x128 1000x16    some lengths and batches
     python benchmarks/networks.py --problems cnn mlp --seeds 1      a quick look
-    python benchmarks/networks.py --entries "bisls Auto"            some optimisers; what else is there stays
+    python benchmarks/networks.py --entries "bisls Auto" --again    some optimisers, made anew; what else is there stays
+    python benchmarks/networks.py --kinds --cells 100x16 300x16 1000x16 --seeds 1      the other kinds
     python benchmarks/networks.py --only time                       the time of a step over AdamW's, and memory
+    python benchmarks/networks.py --only page                       the tables of docs/networks.md, of what is known
 
-Networks with BatchNorm are judged with the statistics that training left, for everybody. Runs are kept in out/networks.jsonl by
-what they depend on. Results: out/networks.json, out/networks.md. Data: `bisls data mnist fashion-mnist a9a`.
+Networks with BatchNorm are judged with the statistics that training left, for everybody. Runs are kept in out/networks.jsonl;
+what is known is kept in benchmarks/results/networks.json, with commits. Data: `bisls data mnist fashion-mnist a9a`.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import os
 import platform
 import subprocess
 import time
 import warnings
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.metadata import PackageNotFoundError, version
 from math import inf, isfinite
@@ -36,11 +41,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 from training.entries import ENTRIES, KNOBS, OURS, RIVALS
-from training.problems import PROBLEMS, batches, judged, loss_of
+from training.kinds import KINDS
+from training.page import COSINE, Cell, Found, Row, filled, forwards, knobs, regrets, summary, times
+from training.problems import PROBLEMS as NETWORKS
+from training.problems import batches, judged
 
 import bisls
 from bisls import data, optim
 
+HERE = Path(__file__).parent
+PROBLEMS = {**NETWORKS, **KINDS}
+PLATEAUS = ("reversal", "rotation")
 CELLS = tuple((steps, batch) for batch in (16, 128, 1024) for steps in (300, 1000, 3000))
 KNOB_CELL = (300, 16)  # where the knob is turned
 Job = tuple[str, str, int, int, int]  # entry, problem, steps, batch, seed
@@ -66,7 +77,7 @@ def run(job: Job) -> dict[str, Any]:
             def closure(batch: Any = batch) -> torch.Tensor:
                 nonlocal forwards
                 forwards += 1
-                return loss_of(model, batch)
+                return own.loss(model, batch)
 
             if entry.call == "loss":
                 optimizer.step(closure)
@@ -76,7 +87,7 @@ def run(job: Job) -> dict[str, Any]:
             value.backward()
             optimizer.step(**({"loss": value.detach()} if entry.call == "after" else {}))
         getattr(optimizer, "eval", lambda: None)()
-        loss = judged(model, rows.test)
+        loss = judged(model, rows.test, own.loss)
     except Exception as error:  # a rival that fails has lost, and the others go on
         return {"loss": inf, "forwards": 0.0, "seconds": 0.0, "error": repr(error)}
     seconds = time.process_time() - start
@@ -107,68 +118,76 @@ class Store:
 # --- what comes out
 
 
-def best(store: Store, grid: str, problem: str, cell: tuple[int, int], seeds: int) -> tuple[float, str] | None:
-    names = [name for name, entry in ENTRIES.items() if entry.grid == grid]
-    found = [(store.loss(name, problem, cell, seeds), name) for name in names]
-    return (
-        None
-        if any(loss is None for loss, _ in found)
-        else min((loss, name) for loss, name in found if loss is not None)
+def gathered(store: Store, known: Found, problem: str, cell: Cell, seeds: int) -> None:
+    """What the runs say about one row, into what is known."""
+
+    def mean(name: str) -> float | None:
+        return store.loss(name, problem, cell, seeds)
+
+    def commit(names: Iterable[str]) -> str:
+        told = {store.rows[name, problem, *cell, seed].get("commit", "") for name in names for seed in range(seeds)}
+        return ", ".join(sorted(told))
+
+    grids = {grid: [name for name, e in ENTRIES.items() if e.grid == grid] for grid in ("tuned", COSINE)}
+    tuned = [(loss, name) for name in grids["tuned"] if (loss := mean(name)) is not None]
+    old = known.row(problem, cell)
+    if len(tuned) == len(grids["tuned"]):
+        losses = {name: loss for name in RIVALS if (loss := mean(name)) is not None}
+        row = Row(problem, *cell, seeds, *min(tuned), losses, None, {"others": commit([*grids["tuned"], *losses])})
+        cosine = [loss for name in grids[COSINE] if (loss := mean(name)) is not None]
+        if len(cosine) == len(grids[COSINE]):
+            row.losses[COSINE] = min(cosine)
+    elif old is not None and old.seeds == seeds:
+        row = Row(problem, *cell, seeds, old.tuned, old.winner)
+    else:
+        return
+    ours = mean(OURS)
+    if ours is not None:
+        row.losses[OURS], row.commits[OURS] = ours, commit([OURS])
+        row.forwards = round(fmean(store.rows[OURS, problem, *cell, seed]["forwards"] for seed in range(seeds)), 3)
+    row.losses = {name: None if loss is None or loss == inf else round_to(loss) for name, loss in row.losses.items()}
+    row.tuned = round_to(row.tuned)
+    known.put(row)
+
+
+def round_to(loss: float) -> float:
+    return float(f"{loss:.6g}")
+
+
+def turned(store: Store, known: Found, problem: str) -> None:
+    """The loss for each start over that of the default, where all of them were run."""
+    usual = store.loss(OURS, problem, KNOB_CELL, 1)
+    losses = [store.loss(f"{OURS}, lr {knob:g}", problem, KNOB_CELL, 1) for knob in KNOBS]
+    if usual is not None and all(loss is not None for loss in losses):
+        known.knob[problem] = [round(loss / usual, 4) for loss in losses if loss is not None]
+
+
+def tables(known: Found) -> dict[str, str]:
+    """Everything on the page that is a number."""
+    plain = [row for row in known.rows if row.problem in NETWORKS and row.problem not in PLATEAUS]
+    cells = sorted({row.cell for row in plain}, key=lambda cell: (cell[1], cell[0]))
+    groups = {f"{n:,} steps of {m:,}": [row for row in plain if row.cell == (n, m)] for n, m in cells}
+
+    def judged(problem: str) -> bool:
+        return not PROBLEMS[problem].developed
+
+    found = {f"{n} x {m}": regrets(groups[f"{n:,} steps of {m:,}"], judged) for n, m in cells}
+    found["summary"] = summary({f"{title} ({len(own)} networks)": own for title, own in groups.items()})
+    found["plateaus"] = regrets([row for row in known.rows if row.problem in PLATEAUS], judged)
+    order = list(KINDS)
+    kinds = sorted(
+        (row for row in known.rows if row.problem in KINDS), key=lambda row: (order.index(row.problem), row.steps)
     )
+    for title, own in (("developed", False), ("judged", True)):
+        rows = [row for row in kinds if judged(row.problem) is own]
+        lengths = {f"{n:,} steps": [row for row in rows if row.steps == n] for n in sorted({row.steps for row in rows})}
+        found[f"other kinds, {title}"] = regrets(rows, lambda _: False)
+        found[f"other kinds, {title}, by length"] = summary(lengths)
+    found |= {"knob": knobs(known), "times": times(known), "forwards": forwards([*plain, *kinds])}
+    return found
 
 
-def table(store: Store, cells: list[tuple[int, int]], problems: list[str], seeds: int) -> tuple[str, dict[str, Any]]:
-    """Regret, a row for each problem, length and batch, in Markdown; and the numbers behind it."""
-    shown = [OURS, *RIVALS, "tuned, cosine"]
-    lines = [f"| network | steps x batch | tuned | {' | '.join(shown)} |", "|---" * (3 + len(shown)) + "|"]
-    regrets: dict[str, list[float]] = {name: [] for name in shown}
-    for problem in problems:
-        for cell in cells:
-            tuned = best(store, "tuned", problem, cell, seeds)
-            if tuned is None:
-                continue
-            row = {name: store.loss(name, problem, cell, seeds) for name in shown[:-1]}
-            cosine = best(store, "tuned, cosine", problem, cell, seeds)
-            row["tuned, cosine"] = None if cosine is None else cosine[0]
-            texts = []
-            for name in shown:
-                loss = row[name]
-                if loss is None:
-                    texts.append("")
-                    continue
-                regrets[name].append(loss / tuned[0])
-                texts.append("lost" if loss == inf else f"{loss / tuned[0]:.3f}")
-            kind = "" if PROBLEMS[problem].developed else " (judged)"
-            lines.append(
-                f"| {problem}{kind} | {cell[0]} x {cell[1]} | {tuned[0]:.4f} ({tuned[1]}) | {' | '.join(texts)} |"
-            )
-    for name, measure in (("median", median), ("worst", max)):
-        parts = [f"{measure(own):.3f}" if own else "" for own in regrets.values()]
-        lines.append(f"| **{name}** | | | {' | '.join(parts)} |")
-    return "\n".join(lines) + "\n", {
-        name: {"median": median(own), "worst": max(own)} for name, own in regrets.items() if own
-    }
-
-
-def knob_table(store: Store, problems: list[str]) -> str:
-    """The loss for each start over that of the default: nothing should depend on it."""
-    lines = [
-        f"| network | {' | '.join(f'{knob:g}' for knob in KNOBS)} | worst / best |",
-        "|---" * (2 + len(KNOBS)) + "|",
-    ]
-    for problem in problems:
-        usual = store.loss(OURS, problem, KNOB_CELL, 1)
-        found = [store.loss(f"{OURS}, lr {knob:g}", problem, KNOB_CELL, 1) for knob in KNOBS]
-        if usual is None or any(loss is None for loss in found):
-            continue
-        known = [loss for loss in found if loss is not None]
-        lines.append(
-            f"| {problem} | {' | '.join(f'{loss / usual:.3f}' for loss in known)} | {max(known) / min(known):.3f} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def times(repeats: int = 12, turn: int = 24) -> str:
+def timed(repeats: int = 12, turn: int = 24) -> list[list[str]]:
     """The time of a step over AdamW(foreach=True)'s, taking turns, and what is kept in copies of the parameters."""
     lenet = nn.Sequential(
         nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
@@ -176,26 +195,23 @@ def times(repeats: int = 12, turn: int = 24) -> str:
     )  # fmt: skip
     cases = {"LeNet, batches of 256": (lenet, PROBLEMS["cnn"], 256)}
     cases["transformer, batches of 32"] = (PROBLEMS["characters"].network(), PROBLEMS["characters"], 32)
-    lines = [
-        "| network | closure that returns the loss | torch's closure | copies of the parameters |",
-        "|---|---|---|---|",
-    ]
+    lines = []
     for title, (model, problem, size) in cases.items():
         rows = problem.rows()
         makes = [lambda m: torch.optim.AdamW(m.parameters(), foreach=True), *[lambda m: optim.Auto(m.parameters())] * 2]
         runs = []
         for i, make in enumerate(makes):
             own = copy.deepcopy(model)
-            runs.append((own, make(own), batches(rows.train, size, 0), i))
+            runs.append((functools.partial(problem.loss, own), make(own), batches(rows.train, size, 0), i))
 
-        def one(own: nn.Module, optimizer: Any, drawn: Any, kind: int) -> float:
+        def one(own: Any, optimizer: Any, drawn: Any, kind: int) -> float:
             batch, start = next(drawn), time.perf_counter()
 
             def closure() -> torch.Tensor:
                 if kind == 1:
-                    return loss_of(own, batch)
+                    return own(batch)
                 optimizer.zero_grad()
-                loss = loss_of(own, batch)
+                loss = own(batch)
                 loss.backward()
                 return loss
 
@@ -209,13 +225,16 @@ def times(repeats: int = 12, turn: int = 24) -> str:
         ratios = [median(row[i] / row[0] for row in spent) for i in (1, 2)]
         kept = sum(t.numel() for s in runs[1][1].state.values() for t in s.values() if isinstance(t, torch.Tensor))
         copies = kept / sum(p.numel() for p in model.parameters())
-        lines.append(f"| {title} | {ratios[0]:.2f} | {ratios[1]:.2f} | {copies:.1f} |")
-    return "\n".join(lines) + "\n"
+        lines.append([title, f"{ratios[0]:.2f}", f"{ratios[1]:.2f}", f"{copies:.1f}"])
+    return lines
 
 
 def facts() -> dict[str, Any]:
-    call = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(call, capture_output=True, text=True, check=False, cwd=Path(__file__).parent).stdout.strip()
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=False, cwd=HERE.parent)
+
+    changed = git("diff", "--quiet", "HEAD", "--", "*.py").returncode == 1  # the results and the page change on the way
+    commit = git("rev-parse", "--short", "HEAD").stdout.strip() + "-dirty" * changed
     found = {
         "commit": commit,
         "bisls": bisls.__version__,
@@ -236,11 +255,15 @@ def facts() -> dict[str, Any]:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = [f"{steps}x{batch}" for steps, batch in CELLS]
-    parser.add_argument("--problems", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS), help="which networks")
+    parser.add_argument(
+        "--problems", nargs="+", choices=list(PROBLEMS), metavar="NAME", help="which (default: the ten)"
+    )
+    parser.add_argument("--kinds", action="store_true", help="the problems of other kinds in place of the ten networks")
     parser.add_argument("--cells", nargs="+", default=usual, help="STEPSxBATCH, such as 300x16 (default: all nine)")
     parser.add_argument(
         "--entries", nargs="+", choices=list(ENTRIES), metavar="NAME", help="which optimisers (default: all)"
     )
+    parser.add_argument("--again", action="store_true", help="also what was run before")
     parser.add_argument("--seeds", type=int, default=3, help="0, 1, ... (default: 3)")
     parser.add_argument(
         "--only", choices=("runs", "time", "page"), help="runs without times, times alone, or the page of what is there"
@@ -248,7 +271,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--no-cosine", action="store_true", help="leave out the grid with a schedule, half of the work")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one a core)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="where runs and tables go (default: out)")
+    parser.add_argument("--results", type=Path, default=HERE / "results" / "networks.json", help="what is known")
+    parser.add_argument("--page", type=Path, default=HERE.parent / "docs" / "networks.md", help="the page")
     asked = parser.parse_args()
+    asked.problems = asked.problems or list(KINDS if asked.kinds else NETWORKS)
     try:
         asked.cells = [tuple(int(part) for part in cell.split("x")) for cell in asked.cells]
         if asked.seeds < 1 or any(len(cell) != 2 or min(cell) < 1 for cell in asked.cells):
@@ -269,7 +295,7 @@ def jobs_of(asked: argparse.Namespace, store: Store, problems: list[str]) -> lis
     if KNOB_CELL in asked.cells and not asked.entries:
         wanted += [(n, p, *KNOB_CELL, 0) for n, e in ENTRIES.items() if e.grid == "knob" for p in problems]
     wanted.sort(key=lambda job: job[2] * job[3])
-    return [job for job in wanted if job not in store.rows]
+    return [job for job in wanted if asked.again or job not in store.rows]
 
 
 def main() -> None:
@@ -284,23 +310,30 @@ def main() -> None:
     if missing:
         console.print(f"not installed, left out: {', '.join(missing)} (pip install 'bisls[bench]')")
     if asked.only in (None, "runs"):
-        todo = jobs_of(asked, store, there)
+        todo, commit = jobs_of(asked, store, there), facts()["commit"]
         columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with ProcessPoolExecutor(asked.jobs) as pool, Progress(*columns, console=console) as bar:
             task = bar.add_task("runs", total=len(todo))
             waiting = {pool.submit(run, job): job for job in todo}
             for done in as_completed(waiting):
-                store.add(waiting[done], done.result())
+                store.add(waiting[done], {**done.result(), "commit": commit})
                 bar.advance(task)
-    page, summary = table(store, asked.cells, there, asked.seeds)
-    page += "\n" + knob_table(store, there)
+    known = Found.read(asked.results)
+    if asked.only in (None, "runs"):
+        for cell in asked.cells:
+            for problem in there:
+                gathered(store, known, problem, cell, asked.seeds)
+        for problem in there:
+            turned(store, known, problem)
     if asked.only in (None, "time"):
-        page += "\n" + times()
-    own = facts()
-    page += "\n" + ", ".join(f"{name} {value}" for name, value in own.items()) + f"; seeds 0 to {asked.seeds - 1}.\n"
-    (asked.out / "networks.md").write_text(page)
-    (asked.out / "networks.json").write_text(json.dumps({"facts": own, "regret": summary}, indent=1))
-    console.print(page, markup=False, soft_wrap=True, highlight=False)
+        known.times = timed()
+    if asked.only != "page":
+        known.facts = facts()
+        known.write(asked.results)
+    made = tables(known)
+    page = asked.page.read_text()
+    asked.page.write_text(filled(page, {name: text for name, text in made.items() if f"<!-- {name} -->" in page}))
+    console.print(made["summary"], markup=False, soft_wrap=True, highlight=False)
 
 
 if __name__ == "__main__":

@@ -758,6 +758,65 @@ def test_auto_comes_back_from_where_it_is_lost(below, caplog):
     assert [resumed.step(other).item() for _ in range(5)] == [optimizer.step(loss).item() for _ in range(5)]
 
 
+def test_auto_on_a_plateau_is_not_lost_because_its_first_batch_was_an_easy_one():
+    # every loss is above the first one, at the start as well: nothing was lost
+    draw = torch.Generator().manual_seed(0)
+    noise = [-0.5, *(0.05 * torch.randn(300, generator=draw)).tolist()]
+    w = torch.zeros(3, requires_grad=True)
+    optimizer = optim.Auto([w])
+    for shift in noise:
+        optimizer.step(lambda shift=shift: 1.0 + shift + 0.1 * shift * torch.sin(w).sum())
+        assert optimizer.last_status is Status.OK
+
+
+class Factors:
+    """Who likes what, by factors, four marks a batch: a step that is a little too long ends far above the start."""
+
+    def __init__(self, seed):
+        draw = torch.Generator().manual_seed(seed)
+        left, right = torch.randn(60, 3, generator=draw), torch.randn(40, 3, generator=draw)
+        self.rows = torch.stack([torch.randint(0, n, (2000,), generator=draw) for n in (60, 40)], 1)
+        self.marks = (left[self.rows[:, 0]] * right[self.rows[:, 1]]).sum(1) + 3
+        self.params = [(0.1 * torch.randn(n, 8, generator=draw)).requires_grad_() for n in (60, 40)]
+
+    def loss(self, own=slice(None)):
+        left, right = (p[rows] for p, rows in zip(self.params, self.rows[own].T, strict=True))
+        return ((left * right).sum(1) - self.marks[own]).square().mean()
+
+    def step(self, optimizer, k):
+        return optimizer.step(lambda: self.loss(slice(4 * (k % 500), 4 * (k % 500) + 4))).item()
+
+
+def test_auto_goes_back_from_where_its_losses_rose(caplog):
+    caplog.set_level(logging.WARNING, logger="bisls")
+    returned = 0
+    for seed in range(6):
+        task, twin = Factors(seed), Factors(seed)
+        optimizer = optim.Auto(task.params)
+        before = task.loss().item()
+        for k in range(300):
+            state, held = copy.deepcopy(optimizer.state_dict()), [p.detach().clone() for p in task.params]
+            task.step(optimizer, k)
+            if optimizer.last_status is not Status.RETURNED:
+                continue
+            returned += 1
+            group = optimizer.param_groups[0]
+            assert optimizer.last_checks == 2
+            assert 0.0 < group["limit"] < 0.5 * state["param_groups"][0]["last_step_size"]
+            again = optim.Auto(twin.params)  # a state from before it goes the same way
+            with torch.no_grad():
+                for p, value in zip(twin.params, held, strict=True):
+                    p.copy_(value)
+            again.load_state_dict(state)
+            mine = [task.step(optimizer, k + i) for i in range(1, 9)]
+            assert [twin.step(again, k + i) for i in range(9)][1:] == mine
+            assert optimizer.last_step_size <= group["limit"]
+        optimizer.eval()
+        assert task.loss().item() < before
+    assert returned
+    assert "risen clearly above its lowest level" in caplog.text
+
+
 def test_auto_that_has_solved_its_problem_is_not_lost():
     w = torch.tensor([3.0, -2.0], dtype=torch.float64, requires_grad=True)
     optimizer = optim.Auto([w])

@@ -511,3 +511,112 @@ def test_calls_of_modules_are_left_as_they_were():
     with pytest.raises(ZeroDivisionError):
         optim.SLS(task.model.parameters()).step(fails)
     assert nn.Module.__call__ is call
+
+
+# --- trials with the usual closure
+
+
+@pytest.fixture
+def uncompiled():
+    """As in a process that never compiled anything: with compiled code around, backward is left as it is."""
+    torch._dynamo.reset()
+
+
+class Counted(torch.autograd.Function):
+    """The same number; how often a gradient came through."""
+
+    count = 0
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        Counted.count += 1
+        return grad
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("clip", [lambda _: None, by_norm(0.1), lambda params: [p.grad.norm() for p in params]])
+def test_trials_of_the_usual_closure_leave_its_backward_out(row, clip):
+    steps, task, plain = 12, Task(), Task()
+    a, b = (make(row, each.model.parameters()) for each in (task, plain))
+    b.leaves_backward_out = False
+    Counted.count = calls = 0
+    for k in range(steps):
+        a.step(clipping(a, lambda k=k: Counted.apply(task.loss(k)), clip))
+        calls += a.last_checks
+    assert Counted.count == steps
+    assert a.leaves_backward_out
+    assert (calls > 0) == row[2]
+    for k in range(steps):
+        b.step(clipping(b, lambda k=k: Counted.apply(plain.loss(k)), clip))
+    assert same(task.parameters(), plain.parameters())
+    # .grad is that of the step, as it is without a trial
+    for p, q in zip(task.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+
+
+def climbing(optimizer, loss, params):
+    """Sharpness-aware: the loss that is returned stands where the gradient led uphill, and belongs to a second backward pass."""
+
+    def closure():
+        optimizer.zero_grad()
+        loss().backward()
+        with torch.no_grad():
+            kept = [p.clone() for p in params]
+            for p in params:
+                p.add_(0.01 * p.grad)
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        with torch.no_grad():
+            for p, old in zip(params, kept, strict=True):
+                p.copy_(old)
+        return value
+
+    return closure
+
+
+def adding(optimizer, loss, params):
+    """A penalty for a large gradient, as a number: it is in what is returned."""
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value.detach() + 0.1 * sum(p.grad.square().sum() for p in params)
+
+    return closure
+
+
+def lacking(optimizer, loss, params):
+    """Looks at what only a backward pass leaves behind."""
+
+    def closure():
+        seen = []
+        optimizer.zero_grad()
+        value = loss()
+        value.register_hook(seen.append)
+        value.backward()
+        assert seen[0] == 1.0
+        return value
+
+    return closure
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("kind", [climbing, adding, lacking])
+def test_a_closure_that_needs_its_gradients_has_them_in_trials(row, kind):
+    found = []
+    for leaves in (True, False):
+        task = Task(dtype=torch.float64)
+        params = list(task.model.parameters())
+        optimizer = make(row, params)
+        optimizer.leaves_backward_out = leaves
+        for k in range(8):
+            optimizer.step(kind(optimizer, lambda k=k, task=task: task.loss(k), params))
+        assert optimizer.leaves_backward_out == (leaves and not row[2])
+        found.append(task.parameters())
+    assert same(*found)

@@ -28,6 +28,12 @@ class Data:
     test: Batch
 
 
+def entropy(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy over all that is predicted."""
+    logits = model(batch[0])
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), batch[1].reshape(-1))
+
+
 @dataclass(frozen=True)
 class Problem:
     """A network and its data.
@@ -37,18 +43,14 @@ class Problem:
         rows: Loads the data.
         needs: The data set it needs, if `bisls data` fetches it.
         developed: Whether a default was developed on it; otherwise it was only judged there.
+        loss: Of the model, on a batch.
     """
 
     network: Callable[[], nn.Module]
     rows: Callable[[], Data]
     developed: bool
     needs: str | None = None
-
-
-def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy over all that is predicted."""
-    logits = model(batch[0])
-    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), batch[1].reshape(-1))
+    loss: Callable[[nn.Module, Batch], Tensor] = entropy
 
 
 def batches(rows: Batch, size: int, seed: int) -> Iterator[Batch]:
@@ -62,7 +64,7 @@ def batches(rows: Batch, size: int, seed: int) -> Iterator[Batch]:
 
 
 @torch.no_grad()
-def judged(model: nn.Module, rows: Batch) -> float:
+def judged(model: nn.Module, rows: Batch, loss_of: Callable[[nn.Module, Batch], Tensor]) -> float:
     """The loss on rows in evaluation mode, the model left as it was."""
     was = model.training
     model.eval()

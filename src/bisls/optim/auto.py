@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from typing import Any, ClassVar
 
 import torch
@@ -40,6 +40,9 @@ from bisls.steps.curvature import Curvature
 REACH = 2.2  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
 OPENING = 5  # gradients before this step are forgotten if their mean square is so many times that of this one
 DEAD = 10  # steps with half of the gradients zero: begin anew
+PART = 0.2  # a rise by less of what was gained is none
+SHORTER = 0.3  # steps after a rise, in units of the one that led there
+OFTEN = 4  # so often a run goes back; streams that change their task look lost for ever
 SHORTEST = 1e-280  # a first trial that is too short to be measured is none
 LARGEST = 1e140  # larger steps weigh no more in the average: the sum of the weights must be a number
 
@@ -60,8 +63,10 @@ class Auto(LineOptimizer):
        still and it decays as 1 / sqrt(k).
 
     During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back. A run that is lost (thirty
-    losses in a row above the first one; gradients that have become exactly zero for half of the parameters) goes back to the
-    start with a tenth of the step, and `last_status` says `Status.RESTARTED`.
+    losses in a row above the first one, and above that of the start on the same batch; gradients that have become exactly zero
+    for half of the parameters) goes back to the start with a tenth of the step, and `last_status` says `Status.RESTARTED`. Where
+    the losses have risen far above their lowest level, and two looks in a row said shorter, it goes back to the average or to the
+    start, whichever is lower, and steps are never longer than a third of the last from then on: `Status.RETURNED`.
 
     Args:
         params: Parameters or groups. A group's own ``lr`` sets the ratio of its steps to the others'; one line through all.
@@ -98,12 +103,17 @@ class Auto(LineOptimizer):
         "distance": 0.0,
         "first_step": 0.0,
         "first_loss": 0.0,
+        "low": 0.0,  # the lowest running mean of the losses, and what batches differed by then
+        "low_spread": 0.0,
         "mean_loss": 0.0,
         "last_loss": 0.0,
         "spread": 0.0,
         "above": 0,
         "alive": 0,
         "dead": 0,
+        "shorter": 0,  # looks in a row that said so
+        "returned": 0,
+        "limit": None,  # of steps, since one led astray
     }
 
     def __init__(
@@ -132,7 +142,8 @@ class Auto(LineOptimizer):
 
     def _will_look(self) -> bool:
         first = self.param_groups[0]
-        return first["remembered"] is None or first["k"] - first["begun"] + 1 >= first["look"]
+        due = first["remembered"] is None or first["k"] - first["begun"] + 1 >= first["look"]
+        return due or self._suspect() is not Status.OK
 
     # --- the step
 
@@ -144,10 +155,10 @@ class Auto(LineOptimizer):
             self._remember(Step(0.0, memory, status=Status.NON_FINITE))
         elif self._ceiling() == 0.0:
             self._remember(Step(0.0, memory.later(), status=Status.STATIONARY))
-        elif self._lost(found):
-            self._remember(Step(0.0, Memory(memory.k + 1, self._back()), status=Status.RESTARTED))
         else:
-            self._remember(self._stepped(found, judged, memory))
+            back, looks = self._back(found, judged, memory)
+            step = back or self._stepped(found, judged, memory)
+            self._remember(replace(step, checks=step.checks + looks))
 
     def _stepped(self, found: Evaluation, judged: Evaluation, memory: Memory) -> Step:
         first, k = self.param_groups[0], memory.k - self.param_groups[0]["begun"] + 1
@@ -161,7 +172,7 @@ class Auto(LineOptimizer):
         # what looks at other points comes first: a closure that raises leaves everything as it was
         ceiling, checks = Ceiling(memory.step or 0.0, first["gain"], first["vote"]), 0
         if memory.step is not None and k >= first["look"]:
-            worse = judged.value - self._at_average(judged)
+            worse = judged.value - self._at("average", judged)
             ceiling, checks = ceiling.voted(longer=worse <= WORSE * first["spread"]), 1
         # an outlier counts, and moves, as much as OUTLIER times the mean square so far: one batch can't end the run
         usual = min(length, OUTLIER * first["lengths"] / (k - 1)) if k > 1 and first["lengths"] > 0 else length
@@ -180,6 +191,7 @@ class Auto(LineOptimizer):
                 step.checks,
             )
             self._set(first_step=ceiling.size)
+        ceiling = replace(ceiling, size=min(ceiling.size, first["limit"] or inf))
         squares = first["squares"] + square
         away = first["distance"] or ceiling.size * sqrt(square)
         size = min(ceiling.size, REACH * away / sqrt(squares))
@@ -195,6 +207,7 @@ class Auto(LineOptimizer):
             averages, starts = ([self.state[p][key] for p in ray.params] for key in ("average", "start"))
             away = max(first["distance"], scaling.distance(averages, starts, scales, ray.ratios))
             self._set(look=next_look(k), gain=ceiling.gain, vote=ceiling.vote, distance=away)
+            self._set(shorter=first["shorter"] + 1 if ceiling.vote < 0 else 0)
         self._set(unit=unit, squares=squares, lengths=first["lengths"] + usual)
         self._note(found, k)
         return Step(taken, Memory(memory.k + 1, min(ceiling.size, AHEAD * size)), checks)
@@ -232,12 +245,12 @@ class Auto(LineOptimizer):
             line = Line(judged.value / unit, slope, lambda t: at(t) / unit, eps=judged.eps)
             return self._named_rule(self.param_groups[0]).choose(line, memory)
 
-    def _at_average(self, judged: Evaluation) -> float:
-        """The judging loss in the average, on the same batch and random numbers."""
+    def _at(self, point: str, judged: Evaluation) -> float:
+        """The judging loss in the average, or at the start, on the same batch and random numbers."""
         params = [p for p in self._all() if "average" in self.state.get(p, {})]
         saved = [p.detach().clone() for p in params]
         try:
-            torch._foreach_copy_(params, [self.state[p]["average"] for p in params])
+            torch._foreach_copy_(params, [self.state[p][point] for p in params])
             torch.clear_autocast_cache()
             value = looked(judged, list(self._all()), self._sign(), self)
         finally:
@@ -293,17 +306,21 @@ class Auto(LineOptimizer):
     # --- runs that are lost
 
     def _note(self, found: Evaluation, k: int) -> None:
-        """Losses and gradients of late: what batches differ by, and whether the run is lost."""
+        """Losses and gradients of late: what batches differ by, and whether the run may be lost."""
         first, value = self.param_groups[0], found.value
         if k == 1:
             alive = sum(norm > 0.0 for norm in found.gradient.norms)
             start = min(value, first["first_loss"]) if first["begun"] else value
             self._set(first_loss=start, mean_loss=value, last_loss=value, spread=0.0, above=0, alive=alive, dead=0)
+            self._set(low=value, low_spread=0.0)
             return
-        weight = max(FORGET, 1.0 / k)
-        mean = first["mean_loss"] + weight * (value - first["mean_loss"])
-        spread = differing(first["spread"], value, first["last_loss"], weight)
+        weight, spread = max(FORGET, 1.0 / k), first["spread"]
+        tamed = min(value, first["mean_loss"] + OUTLIER * spread) if spread > 0.0 else value
+        mean = first["mean_loss"] + weight * (tamed - first["mean_loss"])
+        spread = differing(spread, value, first["last_loss"], weight)
         self._set(mean_loss=mean, last_loss=value, spread=spread)
+        if k <= DEAD or mean < first["low"]:
+            self._set(low=mean, low_spread=spread)
         self._set(above=first["above"] + 1 if value > first["first_loss"] else 0)
         self._set(dead=first["dead"] + 1 if self._dying(found.gradient) else 0)
 
@@ -311,29 +328,57 @@ class Auto(LineOptimizer):
         """Whether half of the gradients are exactly zero that were not."""
         return 2 * sum(norm > 0.0 for norm in gradient.norms) <= self.param_groups[0]["alive"]
 
-    def _lost(self, found: Evaluation) -> bool:
-        """Whether to go back to the start."""
+    def _suspect(self) -> Status:
+        """What the losses so far speak for: going on, back to the start, or back to where it is better."""
         first = self.param_groups[0]
         if first["k"] - first["begun"] < DEAD:
-            return False
-        start = first["first_loss"]
-        risen = first["above"] >= ABOVE and first["mean_loss"] > start + CLEARLY * first["spread"]
-        gone = first["dead"] >= DEAD and self._dying(found.gradient) and found.value > start - 0.1 * abs(start)
-        return risen or gone
+            return Status.OK
+        if first["dead"] >= DEAD:
+            return Status.RESTARTED
+        if first["returned"] >= OFTEN:
+            return Status.OK
+        mean, gained = first["mean_loss"], first["first_loss"] - first["low"]
+        if first["above"] >= ABOVE and mean > first["first_loss"] + CLEARLY * first["spread"]:
+            return Status.RESTARTED
+        risen = mean - first["low"] > max(CLEARLY * first["low_spread"], PART * gained)
+        return Status.RETURNED if risen and first["shorter"] >= 2 else Status.OK
 
-    def _back(self) -> float:
-        """Back to the start; the shorter step to begin with."""
-        first = self.param_groups[0]
+    def _back(self, found: Evaluation, judged: Evaluation, memory: Memory) -> tuple[Step | None, int]:
+        """The step back where the run is lost, or None; and how often the loss was looked at for it."""
+        first, status = self.param_groups[0], self._suspect()
+        if status is Status.OK:
+            return None, 0
+        start = first["first_loss"]
+        if first["dead"] >= DEAD:
+            gone = self._dying(found.gradient) and found.value > start - 0.1 * abs(start)
+            return (
+                (self._from("start", AGAIN * first["first_step"], Status.RESTARTED, memory), 0) if gone else (None, 0)
+            )
+        there = self._at("start", judged)
+        if status is Status.RESTARTED and not judged.value > there + first["spread"]:
+            self._set(above=0, first_loss=first["mean_loss"])  # the first batch was an easy one
+            return None, 1
+        if status is Status.RESTARTED:
+            return self._from("start", AGAIN * first["first_step"], status, memory), 1
+        bound = REACH * first["distance"] / sqrt(first["squares"]) if first["squares"] > 0.0 else inf
+        limit = max(SHORTER * min(memory.step or 0.0, bound), SHORTEST)
+        self._set(limit=limit)
+        if there < self._at("average", judged):
+            return self._from("start", min(limit, first["first_step"]), status, memory), 2
+        return self._from("average", limit, status, memory), 2
+
+    def _from(self, point: str, step: float, status: Status, memory: Memory) -> Step:
+        """Begin anew from a point, with another first step."""
+        first, step = self.param_groups[0], max(step, SHORTEST)
         for p in self._all():
             state = self.state.get(p, {})
             if "start" in state:
-                p.copy_(state["start"])
+                p.copy_(state[point])
                 del state["start"], state["z"], state["average"], state["squares"]
                 state["weight_sum"] = 0.0
-        again = max(AGAIN * first["first_step"], SHORTEST)
         self._set(begun=first["k"] + 1, look=3, gain=GAIN, vote=0, lengths=0.0, squares=0.0, distance=0.0)
-        self._set(above=0, dead=0, first_step=again)
-        return again
+        self._set(above=0, dead=0, shorter=0, returned=first["returned"] + 1, first_step=step)
+        return Step(0.0, Memory(memory.k + 1, step), status=status)
 
     def _initialise(self) -> None:
         for p in self._all():

@@ -33,6 +33,7 @@ from bisls.surroundings import Surroundings
 
 logger = logging.getLogger("bisls")
 
+TOLD = (Status.NON_FINITE, Status.BELOW_BOUND, Status.RESTARTED, Status.RETURNED)  # in the log
 Params = Any  # what torch.optim takes: tensors, named tensors, or dicts of groups
 
 
@@ -46,6 +47,7 @@ class LineOptimizer(Averaging):
     _searches = False  # whether the rule evaluates the loss at trial points, so that it needs a closure
     direction: Direction | None = None  # the gradient itself; also what older pickles had
     _met = 0  # the group of processes whose parameters are known to be the same
+    leaves_backward_out = True  # in trials with a closure that calls it; a closure that needs its gradients ends that
     _scale = 0.0  # by which the closure multiplied the gradient at the last step; only for a warning
     # what the optimiser itself writes into every group
     _counters: ClassVar[dict[str, Any]] = {
@@ -90,7 +92,8 @@ class LineOptimizer(Averaging):
 
         Args:
             closure: Returns the loss. It may be the usual torch closure that calls ``zero_grad`` and ``backward``; one that
-                only returns the loss is cheaper, since then trial points need no backward pass.
+                only returns the loss is a little cheaper: its trial points record no graph. Either way they run no backward
+                pass, unless what comes back has gradients in it (a sharpness-aware closure, say).
             step_closure: The loss on an independent batch, which alone decides the step; the direction stays that of ``closure``.
             loss: In place of a closure, after ``loss.backward()``: for rules that need no trial points (and with GradScaler).
 
@@ -337,7 +340,7 @@ class LineOptimizer(Averaging):
         ceiling = self._ceiling()
         for group in self.param_groups:
             group["last_step_size"] = step.size * (float(group["lr"]) / ceiling) if ceiling > 0 else 0.0
-        if step.status is not before and step.status in (Status.NON_FINITE, Status.BELOW_BOUND, Status.RESTARTED):
+        if step.status is not before and step.status in TOLD:
             logger.warning("%s, step %d: %s", type(self).__name__, step.memory.k, step.status.advice)
 
     # --- small things

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.variable import Variable
+from torch.overrides import TorchFunctionMode
 
 from bisls._check import shown, unbound
 from bisls.evaluate import gradient
@@ -127,6 +128,44 @@ def stashed_grads(params: list[Tensor]) -> Iterator[None]:
     finally:
         for p, grad in zip(params, grads, strict=True):
             p.grad = grad
+
+
+_BACKWARD = vars(Tensor)["backward"]  # to know it by: only `bisls.evaluate` calls it
+
+
+class Unheard(TorchFunctionMode):
+    """Within this context ``backward`` computes nothing; what stands in ``.grad`` afterwards are copies of given gradients.
+
+    Only the value of a loss is wanted, and closures of the usual kind run backward for it. What such a closure does with the
+    gradients, clipping them say, it does with the copies.
+
+    Args:
+        params: The parameters.
+        grads: One for each, or None.
+    """
+
+    def __init__(self, params: list[Tensor], grads: Sequence[Tensor | None]):
+        super().__init__()
+        self._pairs = list(zip(params, grads, strict=True))
+        self._losses: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call anything but ``Tensor.backward``."""
+        if func is not _BACKWARD:
+            return func(*args, **(kwargs or {}))
+        self._losses.append(args[0].detach().clone())
+        for p, grad in self._pairs:
+            p.grad = None if grad is None else grad.clone()
+        return None
+
+    @property
+    def called(self) -> bool:
+        """Whether it was: what a closure raises from then on may be for want of its gradients."""
+        return bool(self._losses)
+
+    def stands(self, value: Any) -> bool:
+        """Whether the closure's value is that of the one loss that ``backward`` was called on, so that no gradient is in it."""
+        return len(self._losses) == 1 and self._losses[0].numel() == 1 and float(self._losses[0]) == float(value)
 
 
 def _on_accumulation(p: Tensor, hook: Callable[[Tensor], None]) -> Any:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bisls._check import Wanted, real, settled
 from bisls.optim.arithmetic import Ray, dot, doubles, norms_of
-from bisls.optim.closures import Closure, stashed_grads
+from bisls.optim.closures import Closure, Unheard, stashed_grads
 from bisls.optim.units import LEAST, MOST, norm_of, unit_of
-from bisls.ranks import mean_over_ranks
+from bisls.ranks import mean_over_ranks, world
 from bisls.still import Moment, compiled, probe, still
 
 logger = logging.getLogger("bisls")
@@ -131,13 +131,36 @@ def looked(judged: Evaluation, params: list[Tensor], sign: float, owner: Any) ->
     assert judged.closure is not None
     device = params[0].device
     if judged.does_backward:
-        with still(device, judged.moment, owner=owner), torch.enable_grad(), stashed_grads(params):
-            value = judged.closure()
+        value = _unheard(judged, params, owner)
+        if value is None:
+            with still(device, judged.moment, owner=owner), torch.enable_grad(), stashed_grads(params):
+                value = judged.closure()
     else:
         value = probe(judged.closure, device, judged.moment, owner=owner, recorded=compiled() > 0)
     if isinstance(value, Tensor):
         value = mean_over_ranks(value.detach().double()).item()
     return sign * float(value)
+
+
+def _unheard(judged: Evaluation, params: list[Tensor], owner: Any) -> Any:
+    """The value of a closure whose backward is left out; None where that can't be, or where gradients may be in the value.
+
+    Code that is compiled would be translated again, and ranks may meet in a backward pass.
+    """
+    assert judged.closure is not None
+    if not owner.leaves_backward_out or compiled() > 0 or world() > 1:
+        return None
+    unheard = Unheard(params, [p.grad for p in params])
+    try:
+        with still(params[0].device, judged.moment, owner=owner), torch.enable_grad(), stashed_grads(params), unheard:
+            value = judged.closure()
+        if unheard.stands(value):
+            return value
+    except Exception:
+        if not unheard.called:
+            raise
+    owner.leaves_backward_out = False
+    return None
 
 
 def bent(gradient: Ray, moves: list[Tensor]) -> Ray:
