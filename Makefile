@@ -34,7 +34,8 @@ bench: .venv/.bench  ## the step-size optimisers beside their peers, table into 
 tables: .venv/.bench  ## penalties by group beside scikit-learn's one penalty, ten splits of twelve tables (about half an hour)
 	$(PIP) --no-deps ISLP
 	$(BIN)/python benchmarks/tables.py --out out
-	$(BIN)/python benchmarks/tables.py --times --splits 3
+	$(BIN)/python benchmarks/tables.py --times --splits 3 --out out
+	$(BIN)/python benchmarks/tables.py --fresh --out out
 	$(BIN)/python benchmarks/tables.py --notes
 
 networks: .venv/.bench  ## networks trained with nothing set beside tuned grids (days for all of it; goes on where it stopped)

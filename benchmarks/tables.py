@@ -3,6 +3,8 @@
     python benchmarks/tables.py                          all tables whose data are here
     python benchmarks/tables.py --tables college a9a     some of them
     python benchmarks/tables.py --times                  how long groups and one penalty take beside scikit-learn, in turn
+    python benchmarks/tables.py --fresh                  eighteen tables that nothing was chosen by
+    python benchmarks/tables.py --page docs/tables.md    the tables of the page, from what is there; runs nothing
     python benchmarks/tables.py --notes                  what is not built, and when weights help: small versions of both
     python benchmarks/tables.py --quick                  two splits, small tables: a look at whether it runs
 
@@ -27,6 +29,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import combinations
@@ -42,6 +45,7 @@ from sklearn.linear_model import ARDRegression, ElasticNetCV, LassoCV, LogisticR
 from sklearn.metrics import log_loss, r2_score
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
+from table_page import commits, lasso, markdown, paired, times, written
 
 from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedLassoCV
 
@@ -186,6 +190,9 @@ JUDGING: dict[str, Callable[[], Table]] = {
 }
 
 
+KINDS = {"judging": JUDGING, "development": DEVELOPMENT}
+
+
 def logistic(l1: bool) -> Any:
     common: dict[str, Any] = {"scoring": "neg_log_loss", "max_iter": 1000, "random_state": 0}
     if l1:
@@ -268,40 +275,39 @@ def run(table: Table, seed: int, make: Callable[[], Any]) -> dict[str, float]:
     return found
 
 
-def paired(ours: list[float], theirs: list[float], classifies: bool) -> tuple[float, float]:
-    """By how much ours are better, and the standard error of that."""
-    gain = np.subtract(theirs, ours) if classifies else np.subtract(ours, theirs)
-    return float(gain.mean()), float(gain.std(ddof=1) / len(gain) ** 0.5) if len(gain) > 1 else float("nan")
+def records(out: Path) -> dict[Any, dict[str, Any]]:
+    """What has been run; of what was run again the last."""
+    path = out / "tables.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {(e["table"], e["method"], e["seed"]): e for e in map(json.loads, lines)}
 
 
-def measure(names: list[str], splits: int, out: Path, skip: set[str]) -> dict[str, Any]:
-    record = out / "tables.jsonl"
-    record.parent.mkdir(parents=True, exist_ok=True)
-    lines = record.read_text().splitlines() if record.exists() else []
-    done = {(e["table"], e["method"], e["seed"]): e for e in map(json.loads, lines)}
-    missing: dict[str, str] = {}
+def measure(names: list[str], splits: int, out: Path, only: set[str], skip: set[str]) -> dict[Any, dict[str, Any]]:
+    done = records(out)
+    out.mkdir(parents=True, exist_ok=True)
     for name in names:
         try:
             table = {**DEVELOPMENT, **JUDGING}[name]()
         except Exception as error:  # the data are not here
-            missing[name] = str(error)
             print(f"{name} is left out: {error}")
             continue
         for method, make in methods(table).items():
             for seed in range(splits):
-                if (name, method, seed) in done or method in skip:
+                if (name, method, seed) in done or method in skip or (only and method not in only):
                     continue
-                entry = {"table": name, "method": method, "seed": seed, **run(table, seed, make)}
+                entry = {"table": name, "method": method, "seed": seed, **run(table, seed, make), "commit": commit()}
                 done[name, method, seed] = entry
-                with record.open("a") as file:
+                with (out / "tables.jsonl").open("a") as file:
                     file.write(json.dumps(entry) + "\n")
-        print(text_of(name, table.classifies, done, splits), flush=True)
-    return {"done": done, "missing": missing}
+        if (name, "LogisticRegressionCV" if table.classifies else "RidgeCV", splits - 1) in done:
+            print(text_of(name, table.classifies, done, splits), flush=True)
+    return done
 
 
-def timed(names: list[str], splits: int) -> str:
+def timed(names: list[str], splits: int, out: Path) -> None:
     """Process times over that of scikit-learn's one penalty: methods in turn, the smallest of some, summed over splits."""
-    lines = ["| | groups | one penalty | RidgeCV with five folds | LassoCV | lasso, one penalty |", "|---" * 6 + "|"]
+    record = out / "tables_times.json"
+    kept = json.loads(record.read_text()) if record.exists() else {}
     for name in names:
         try:
             table = {**DEVELOPMENT, **JUDGING}[name]()
@@ -318,11 +324,12 @@ def timed(names: list[str], splits: int) -> str:
             rounds = [{m: run(table, seed, make)["seconds"] for m, make in wanted.items()} for _ in range(REPEATS)]
             for method in wanted:
                 spent[method] += min(one[method] for one in rounds)
-        columns = ("groups", "one penalty", "five folds", "LassoCV", "lasso")
-        cells = [f"{spent[column] / spent[rival]:.1f}" if column in spent else "" for column in columns]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
-    return "\n".join(lines)
+        kept[name] = {"rival" if method == rival else method: value for method, value in spent.items()}
+        kept[name]["commit"] = commit()
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(kept, indent=1))
+        ratios = ", ".join(f"{method} {value / spent[rival]:.2f}" for method, value in spent.items() if method != rival)
+        print(f"{name}: over {rival}: {ratios}", flush=True)
 
 
 def text_of(name: str, classifies: bool, done: dict[Any, Any], splits: int) -> str:
@@ -345,67 +352,83 @@ def text_of(name: str, classifies: bool, done: dict[Any, Any], splits: int) -> s
     return "\n".join(lines)
 
 
-ROWS = {
-    "groups": "**a penalty a group, nothing set**",
-    "features": "a penalty a feature, prior by nested folds",
-    "one penalty": "one penalty",
-    "free": "a free penalty a feature, K folds",
-    "RidgeCV": "RidgeCV / LogisticRegressionCV",
-    "LassoCV": "LassoCV / L1",
-    "ElasticNetCV": "ElasticNetCV",
-    "ARD": "ARDRegression",
-    "optuna": f"one penalty by optuna, {TRIALS} trials",
-}
-SAME = {"RidgeCV": "LogisticRegressionCV", "LassoCV": "L1"}
-
-
-def markdown(names: list[str], done: dict[Any, Any], splits: int) -> str:
-    """The page's table: a column a table, a row a method; below, by how much groups are better than one penalty."""
-
-    def column(name: str, method: str, what: str) -> list[float]:
-        found = [
-            done.get((name, method, seed)) or done.get((name, SAME.get(method, ""), seed)) for seed in range(splits)
-        ]
-        return [entry[what] for entry in found if entry is not None]
-
-    classifies = {name: (name, "LogisticRegressionCV", 0) in done for name in names}
-    heads = [f"{name} ({'log-loss' if classifies[name] else 'R2'})" for name in names]
-    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(names) + 1) + "|"]
-    for method, label in ROWS.items():
-        cells = [column(name, method, "score") for name in names]
-        lines.append(f"| {label} | {' | '.join(f'{np.mean(c):.4f}' if c else '' for c in cells)} |")
-    gains = [paired(column(n, "groups", "score"), column(n, "RidgeCV", "score"), classifies[n]) for n in names]
-    lines.append(
-        f"| groups better than RidgeCV / LogisticRegressionCV by | {' | '.join(f'{g:+.4f} ± {e:.4f}' for g, e in gains)} |"
-    )
-    return "\n".join(lines)
+@cache
+def commit() -> str:
+    try:
+        found = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        return found.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def origin() -> str:
-    try:
-        commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-        head = commit.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        head = "unknown"
-    packages = ", ".join(f"{name} {version(name)}" for name in ("bisls", "numpy", "scipy", "scikit-learn"))
-    return f"Commit {head}; python {platform.python_version()}, {packages}; one thread."
+    packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "scikit-learn"))
+    return f"python {platform.python_version()}, {packages}, one thread"
+
+
+def page(out: Path, path: Path, splits: int) -> None:
+    """Write the tables of the page from the records; those that are not complete are left out, and it is said."""
+    done = records(out)
+    complete = {kind: [n for n in tables if (n, "groups", splits - 1) in done] for kind, tables in KINDS.items()}
+    for name in [*DEVELOPMENT, *JUDGING]:
+        if not any(name in names for names in complete.values()):
+            print(f"{name} is left out: it has not been run")
+    kept, made = (json.loads((out / name).read_text()) for name in ("tables_times.json", "tables_fresh.json"))
+    clocked = " and ".join(sorted({one.pop("commit") for one in kept.values()}))
+
+    def sources(_: str) -> str:
+        ours, theirs = (commits(done, own) for own in (True, False))
+        scores = f"Scores of the rivals are of commit {theirs}, ours of {ours}"
+        scores += f", times of {clocked}, fresh tables of {made['commit']}"
+        return f"{scores}; one machine with other work on it; {origin()}, seeds 0 to {splits - 1} (times: 0 to 2)."
+
+    written(
+        path,
+        {
+            "judging": lambda old: markdown(complete["judging"], done, splits, old),
+            "development": lambda old: markdown(complete["development"], done, splits, old),
+            "times": lambda _: times({name: kept[name] for name in [*DEVELOPMENT, *JUDGING] if name in kept}),
+            "lasso": lambda _: lasso([*DEVELOPMENT, *JUDGING], done, splits),
+            "fresh": lambda _: str(made["text"]),
+            "sources": sources,
+        },
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="*", default=None, help="some of them")
     parser.add_argument("--splits", type=int, default=SPLITS)
+    parser.add_argument("--only", nargs="*", default=[], help="some methods")
     parser.add_argument("--skip", nargs="*", default=[], help="methods to leave out")
     parser.add_argument("--times", action="store_true", help="how long it takes beside scikit-learn, in turn")
+    parser.add_argument("--fresh", action="store_true", help="tables that nothing was chosen by")
+    parser.add_argument("--page", type=Path, help="write the tables of this page from what is there")
     parser.add_argument("--notes", action="store_true", help="what is not built, and when weights help")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("out"))
     arguments = parser.parse_args()
-    print(origin())
+    print(f"commit {commit()}, {origin()}")
     if arguments.notes:
         from table_notes import notes
 
         notes(2 if arguments.quick else 5)
+        return
+    if arguments.fresh:
+        from table_fresh import fresh
+
+        text = fresh(
+            2 if arguments.quick else arguments.splits,
+            lambda classifies, groups: (GroupLogisticRegressionCV if classifies else GroupRidgeCV)(
+                groups, random_state=0
+            ),
+            lambda classifies: logistic(False) if classifies else RidgeCV(np.logspace(-3, 6, 28)),
+        )
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "tables_fresh.json").write_text(json.dumps({"commit": commit(), "text": text}))
+        return
+    if arguments.page:
+        page(arguments.out, arguments.page, arguments.splits)
         return
     names = arguments.tables or (["diabetes", "breast"] if arguments.quick else [*DEVELOPMENT, *JUDGING])
     unknown = [name for name in names if name not in {**DEVELOPMENT, **JUDGING}]
@@ -413,13 +436,13 @@ def main() -> None:
         parser.error(f"{unknown[0]!r} is none of {', '.join([*DEVELOPMENT, *JUDGING])}")
     splits = 2 if arguments.quick else arguments.splits
     if arguments.times:
-        print(timed(names, splits))
+        timed(names, splits, arguments.out)
         return
-    found = measure(names, splits, arguments.out, set(arguments.skip))
-    for kind in (JUDGING, DEVELOPMENT):
-        own = [name for name in kind if name in names and (name, "groups", splits - 1) in found["done"]]
+    found = measure(names, splits, arguments.out, set(arguments.only), set(arguments.skip))
+    for tables in (JUDGING, DEVELOPMENT):
+        own = [name for name in tables if name in names and (name, "groups", splits - 1) in found]
         if own:
-            print(markdown(own, found["done"], splits))
+            print(markdown(own, found, splits))
 
 
 if __name__ == "__main__":

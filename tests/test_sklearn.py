@@ -16,7 +16,14 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import ElasticNet, LinearRegression, LogisticRegression, Ridge
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV, KFold, ShuffleSplit, StratifiedKFold, cross_val_score
+from sklearn.model_selection import (
+    GridSearchCV,
+    KFold,
+    ShuffleSplit,
+    StratifiedKFold,
+    cross_val_score,
+    train_test_split,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -218,6 +225,19 @@ def test_a_free_penalty_a_feature_overfits_and_auto_does_not():
     assert losses[1] < 1.02 * losses[2]
 
 
+def test_another_minimum_than_the_one_of_the_nested_folds_is_not_taken():
+    """With all folds the held-out loss falls to half towards almost no penalty; new rows had .34 there, .18 with one penalty."""
+    X, y = load_breast_cancer(return_X_y=True)
+    train, new, labels, truth = train_test_split(X, y, train_size=300, random_state=4, stratify=y)
+    scaler = StandardScaler().fit(train)
+    train, new = scaler.transform(train), scaler.transform(new)
+    model = GroupLogisticRegressionCV("features", random_state=0).fit(train, labels)
+    shared = GroupLogisticRegressionCV(random_state=0).fit(train, labels)
+    losses = [log_loss(truth, one.predict_proba(new)) for one in (model, shared)]
+    assert losses[0] < 1.05 * losses[1]
+    assert np.all(model.penalties_ > 0.02 * shared.penalties_)
+
+
 FORMS = {
     "labels": ["a", "a", "b", "b", "b"],
     "numbers": np.array([0, 0, 1, 1, 1]),
@@ -339,6 +359,35 @@ def test_side_by_side_is_the_same():
     one, two = (GroupRidgeCV("features", n_jobs=jobs).fit(X, y) for jobs in (None, 2))
     np.testing.assert_array_equal(one.coef_, two.coef_)
     assert one.nested_loss_ == two.nested_loss_
+
+
+def test_progress_is_logged(caplog):
+    X, y, _, _, labels = noisy("r", noise=20, rows=80)
+    with caplog.at_level("INFO", logger="bisls.sklearn"):
+        GroupRidgeCV(labels).fit(X, y)
+        WeightedLassoCV(labels, cv=3).fit(X, y)
+    said = " | ".join(caplog.messages)
+    for words in ("one penalty: held-out loss", "nested folds, width 0.3:", "nested folds, width 0.3: 3 of 3 tuned"):
+        assert words in said
+
+
+@pytest.mark.parametrize("scale", [1e300, 1e-300])
+def test_columns_of_any_size_are_taken(scale):
+    X, y, *_ = noisy("r", noise=5, rows=60)
+    plain, other = GroupRidgeCV().fit(X, y), GroupRidgeCV().fit(X * [scale] + [0.0] * 10, y)
+    np.testing.assert_allclose(other.coef_ * scale, plain.coef_, rtol=1e-6)
+    sparser = GroupRidgeCV().fit(sparse.csr_matrix(X * scale), y)
+    np.testing.assert_allclose(sparser.coef_ * scale, plain.coef_, rtol=1e-6)
+
+
+def test_tables_of_two_and_three_rows_have_one_penalty():
+    X, y, *_ = noisy("r", noise=0)
+    for rows, cv in ((2, 2), (3, 2), (3, 3)):
+        model = GroupRidgeCV([0, 0, 1, 1, 1], cv=cv).fit(X[:rows], y[:rows])
+        assert cv == 3 or (model.spread_, model.improved_, model.nested_loss_) == (0.0, False, {})
+        assert np.all(np.isfinite(model.coef_))
+    with pytest.raises(ValueError, match=r"`GroupRidgeCV\(cv=\.\.\.\)`: a fold has rows that are not there"):
+        GroupRidgeCV(cv=[([0, 1], [200])]).fit(X, y)
 
 
 def test_a_fold_without_a_class_is_taken():

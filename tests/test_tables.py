@@ -234,6 +234,40 @@ def test_odd_tables_are_taken(tmp_path):
     assert json.loads((tmp_path / "out" / "result.json").read_text())["classes"] == ["a", "b", "c"]
 
 
+def test_decimal_commas_bars_and_an_index_with_a_name(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"a": 1e3 * rng.normal(size=60), "t": rng.choice(["1,5 m", "2"], 60), "y": rng.normal(size=60)}
+    )
+    frame.to_csv(tmp_path / "bars.csv", sep="|", index=False)
+    frame.to_csv(tmp_path / "commas.csv", sep=";", decimal=",", index=False)
+    (tmp_path / "thousands.csv").write_text("a;y\n1.234,5;-2\n12;3,25\n")
+    frame.set_index("a").to_parquet(tmp_path / "index.parquet")
+    for name in ("bars.csv", "commas.csv", "index.parquet"):
+        pd.testing.assert_frame_equal(read_table(tmp_path / name), frame, check_dtype=False)
+    assert read_table(tmp_path / "thousands.csv").to_numpy().tolist() == [[1234.5, -2.0], [12.0, 3.25]]
+
+
+def test_predictions_of_numbers(tmp_path):
+    """With the target there and not there, with a column of nothing that is known, and never over the table itself."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=60), "b": rng.normal(size=60)}).assign(y=lambda f: f["a"] + 0.1)
+    table, out, new = tmp_path / "t.csv", tmp_path / "out", tmp_path / "new.csv"
+    frame.to_csv(table, index=False)
+    assert run("fit", table, "--target", "y", "--out", out).exit_code == 0
+    done = run("predict", out, table, "--out", tmp_path / "p.csv")
+    assert "compared with 'y' in 60 rows: mean squared error" in done.output, done.output
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "p.csv")["prediction"], frame["y"], atol=0.05)
+    frame[["b", "a"]].assign(a="x", more=1).to_csv(new, index=False)
+    done = run("predict", out, new, "--out", tmp_path / "p.csv")
+    assert "'a': 60 of 60 values are missing; the median stands for them" in done.output, done.output
+    assert "compared" not in done.output
+    before = table.read_bytes()
+    done = run("predict", out, table, "--out", table)
+    assert (done.exit_code, table.read_bytes()) == (2, before)
+    assert "is the table itself" in done.output
+
+
 def test_a_header_of_thousands_of_names_is_read_to_its_end(tmp_path):
     """Half a name may be another one; names that are compared in pairs would take minutes."""
     names = [f"gene_{i}" for i in range(10_000)]

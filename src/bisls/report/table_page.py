@@ -18,6 +18,7 @@ from bisls.report.plots import legend, panel_svg
 from bisls.report.summary import described
 
 SHOWN = 12  # groups in a plot; all of them are in the table
+ROOM = 60  # letters that the names of groups may have below bars
 
 
 def write_table_page(result: Mapping[str, Any], path: Path) -> Path:
@@ -36,6 +37,7 @@ def table_page(result: Mapping[str, Any]) -> str:
         result=result,
         style=Markup(colours() + here.joinpath("style.css").read_text(encoding="utf-8")),
         rows=_compared(result),
+        groups=_by_size(result),
         plots=[
             {
                 "panel": panel,
@@ -85,6 +87,10 @@ def _compared(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: float(row["loss"]))
 
 
+def _by_size(result: Mapping[str, Any]) -> list[Any]:
+    return sorted(result["groups"], key=lambda group: -group["size"])
+
+
 def _panels(result: Mapping[str, Any]) -> list[Panel]:
     panels = []
     if result["nested"]:
@@ -96,15 +102,18 @@ def _panels(result: Mapping[str, Any]) -> list[Panel]:
         ours = Series("bisls", widths, losses, ours=True, points=True)
         label = "width of the prior (0: one penalty)"
         panels.append(Panel("Nested loss against the width", label, f"nested {result['loss']}", (ours, *flat)))
-    groups = sorted(result["groups"], key=lambda group: -group["size"])[:SHOWN]
+    groups = _by_size(result)[:SHOWN]
     if len(groups) > 1:
         names = tuple(group["name"] for group in groups)
+        label = ""
+        if sum(map(len, names)) > ROOM:
+            names, label = tuple(str(row) for row in range(1, len(names) + 1)), "row of the table below"
         penalties = tuple(group["penalty"] or math.nan for group in groups)
         sizes = tuple(group["size"] for group in groups)
         panels.append(
             Panel(
                 "Penalty of each group",
-                "",
+                label,
                 "penalty",
                 (Series("penalty", names, penalties, ours=True),),
                 yscale="log",
@@ -114,7 +123,7 @@ def _panels(result: Mapping[str, Any]) -> list[Panel]:
         panels.append(
             Panel(
                 "Coefficients by group",
-                "",
+                label,
                 "root mean square, for one standard deviation",
                 (Series("size", names, sizes, ours=True),),
                 bars=True,

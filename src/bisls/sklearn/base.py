@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from numbers import Integral, Real
@@ -21,13 +22,16 @@ from threadpoolctl import ThreadpoolController
 from bisls._check import shown
 from bisls.sklearn.columns import Columns
 from bisls.sklearn.lower import Array, Loss, Rows
-from bisls.sklearn.nested import Nested, choose, path
+from bisls.sklearn.nested import Choice, Nested, choose, path
 from bisls.sklearn.together import Newton
 from bisls.sklearn.tuning import Exact, Search, Tuned
 
+logger = logging.getLogger("bisls.sklearn")
 FEW = 2000  # coefficients, or rows if they are fewer, up to which factors take less time, and some gigabytes at most
 DENSE = 2 * 10**8  # numbers up to which a sparse table is made dense
+HUGE = 2.0**480  # columns with numbers beyond it, or all below its inverse, are scaled in parts
 LEAST = 1e-290  # what a loss is divided by, at least: a constant target has none
+STRAYED = 1.0  # logarithms of penalties below those of all nested folds, from which on a minimum is another one
 NARROW = 600  # columns up to which BLAS is given one thread: more of them would wait for each other
 
 
@@ -48,6 +52,12 @@ class Standard:
     def of(X: Any, s: Array, centred: bool, scaled: bool) -> Standard:
         """The weighted moments of the columns; a constant column is not scaled."""
         weight = s.sum()
+        top = np.abs(X).max(axis=0)
+        top = np.asarray(top.todense() if sparse.issparse(top) else top, dtype=float).ravel()
+        part = np.where(top > HUGE, HUGE, np.where((top > 0) & (top < 1 / HUGE), 1 / HUGE, 1.0))
+        if np.any(part != 1.0):  # squares would leave the range of numbers
+            inner = Standard.of(X.multiply(1 / part).tocsr() if sparse.issparse(X) else X / part, s, centred, scaled)
+            return Standard(inner.mean * part, inner.scale * part if scaled else inner.scale)
         mean = np.asarray(X.T @ s).ravel() / weight
         if sparse.issparse(X):
             square = np.asarray(X.multiply(X).T @ s).ravel() / weight
@@ -55,8 +65,6 @@ class Standard:
         else:
             variance = np.asarray(((X - mean) ** 2 if centred else X**2).T @ s).ravel() / weight
         size = np.sqrt(np.maximum(variance, 0.0))
-        top = np.abs(X).max(axis=0)
-        top = np.asarray(top.todense() if sparse.issparse(top) else top, dtype=float).ravel()
         scale = np.where(size > 10 * np.finfo(float).eps * top, size, 1.0)
         return Standard(mean if centred else np.zeros_like(mean), scale if scaled else np.ones_like(scale))
 
@@ -228,7 +236,12 @@ class GroupCV(BaseEstimator):
         found = list(check_cv(cv, y, classifier=self._classifies).split(X, y))
         made = []
         for train, held in found:
-            pair = tuple(np.arange(X.shape[0])[at] for at in (train, held))  # masks too
+            try:
+                pair = tuple(np.arange(X.shape[0])[at] for at in (train, held))  # masks too
+            except IndexError as error:
+                raise ValueError(
+                    f"`{type(self).__name__}(cv=...)`: a fold has rows that are not there: {error}"
+                ) from None
             if not len(pair[0]) or not len(pair[1]):
                 raise ValueError(
                     f"`{type(self).__name__}(cv=...)`: every fold needs rows to train on and rows held out"
@@ -246,26 +259,45 @@ class GroupCV(BaseEstimator):
         """One penalty, then one a group where nested folds, or the user, ask for it."""
         folds = engine.all if isinstance(engine, Newton) else engine.on(splits)
         shared: Tuned = folds.common()
+        rows = engine.rows
         scale, unit = max(self._scale(shared.value), LEAST), self._unit()
-        spread, self.nested_loss_, self.nested_error_, self.improved_ = 0.0, {}, {}, None
+        logger.info("one penalty: held-out loss %.6g", shared.value)
+        tuned, spread = shared, 0.0
+        self.nested_loss_, self.nested_error_, self.improved_ = {}, {}, None
         if engine.grouping.count > 1:
-            if self.spread == "auto":
+            few = min(np.count_nonzero(rows.s[train]) for train, _ in splits) < 2  # nothing is left to judge by
+            if self.spread == "auto" and few:
+                self.improved_ = False
+            elif self.spread == "auto":
                 nest = engine.nest if isinstance(engine, Newton) else Nested.of(engine, splits, self.n_jobs)
                 choice = choose(nest, shared.common, scale)
                 spread = choice.spread
+                if spread > 0:
+                    tuned = self._vouched(folds, shared, choice, scale)
                 self.nested_loss_ = {width: unit * loss for width, loss in choice.losses.items()}
                 self.nested_error_ = {width: unit * error for width, error in choice.errors.items()}
                 self.improved_ = spread > 0
             else:
                 spread = float(self.spread)
-        tuned = shared
-        for width in path(spread):
-            way = {"on_the_way": width < spread} if isinstance(engine, Newton) else {}
-            tuned = folds.widened(tuned, width, scale, **way)
+                for width in path(spread):
+                    way = {"on_the_way": width < spread} if isinstance(engine, Newton) else {}
+                    tuned = folds.widened(tuned, width, scale, **way)
         self.cv_loss_, self.cv_loss_shared_ = unit * tuned.value, unit * shared.value
         self.spread_ = spread
         self._closed = folds.closed
         return tuned
+
+    def _vouched(self, folds: Any, shared: Tuned, choice: Choice, scale: float) -> Tuned:
+        """Penalties of all folds with the width that nested folds chose, from theirs on.
+
+        Where it is a minimum of much weaker penalties than all of theirs it is another one, which overfits: then it is their mean
+        that was judged.
+        """
+        middle = replace(shared, theta=choice.theta.mean(0))
+        found = folds.widened(middle, choice.spread, scale)
+        if np.all(found.theta >= choice.theta.min(0) - STRAYED):
+            return found
+        return replace(found, theta=middle.theta, value=folds.at(middle.theta))
 
     def _tell(self, tuned: Tuned, columns: Columns, closed: bool) -> None:
         """The attributes about penalties, and a warning where something did not end by itself."""

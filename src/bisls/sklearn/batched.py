@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -118,9 +118,11 @@ class BatchedFolds:
         z = torch.from_numpy((before.theta - before.common) / tau).requires_grad_()
 
         def prior() -> Tensor:
-            return z.new_zeros(()) if free else 0.5 * (z * z).sum() * scale / self.weight
+            off = (mu[0] - before.origin) / tau
+            return z.new_zeros(()) if free else 0.5 * ((z * z).sum() + off * off) * scale / self.weight
 
-        return self._tuned([mu, z], lambda: mu + (tau * z).clamp(-REACH, REACH), prior, spread, scale, before.history)
+        found = self._tuned([mu, z], lambda: mu + (tau * z).clamp(-REACH, REACH), prior, spread, scale, before.history)
+        return replace(found, centre=before.origin)
 
     def _tuned(
         self,
@@ -147,6 +149,10 @@ class BatchedFolds:
         seen = tuple({"spread": spread, "cv_loss": float(record)} for record in done["upper_value"])
         converged = len(done) < most
         return Tuned(found, spread, value, len(done), converged, (*history, *seen))
+
+    def at(self, theta: Array) -> float:
+        """The mean held-out loss."""
+        return self.value(theta)
 
     def each(self, theta: Array) -> tuple[Array, Array, Index]:
         """The losses of all held-out rows, their weights, and which rows they are."""

@@ -56,6 +56,16 @@ class Sets:
                     numbers.append(known[key])
                 self.cells.append((problem, numbers[0], numbers[1]))
 
+    def of(self, which: Index, some: int | None = None) -> list[tuple[int, int, int]]:
+        """The cells of these problems; of each the first ones alone, if it is said how many."""
+        taken = dict.fromkeys(which.tolist(), 0)
+        found = []
+        for cell in self.cells:
+            if cell[0] in taken and (some is None or taken[cell[0]] < some):
+                taken[cell[0]] += 1
+                found.append(cell)
+        return found
+
     def weights(self) -> Array:
         """The weight of the held-out rows of each problem."""
         each = np.array([self.rows.s[at].sum() for at in self.held])
@@ -71,8 +81,8 @@ class Cells(Protocol):
     def evaluate(self, theta: Array, which: Index, close: float, to: Array) -> Evaluated:
         """Mean held-out losses of these problems; gradients and Hessians along some directions, columns of ``to``."""
 
-    def values(self, theta: Array, which: Index, close: float) -> Array:
-        """The losses alone."""
+    def values(self, theta: Array, which: Index, close: float, some: int | None = None) -> Array:
+        """The losses alone, of the first cells of each problem or of all."""
 
     def remembered(self) -> Any:
         """The solutions as they are now, where the next ones begin with them."""
@@ -149,7 +159,7 @@ class Ridges:
         for number, at in enumerate(sets.held):
             held = sets.rows.at(at)
             self.X[number, : len(at)], self.y[number, : len(at)], self.s[number, : len(at)] = held.X, held.y, held.s
-        self.closed, self.kept = True, dict[tuple[int, ...], Any]()
+        self.closed, self.kept = True, dict[tuple[int | None, ...], Any]()
 
     def evaluate(self, theta: Array, which: Index, close: float, to: Array) -> Evaluated:
         """Mean held-out losses of these problems, gradients and Hessians along some directions."""
@@ -171,9 +181,9 @@ class Ridges:
             gathered(cells, which, hessian, self.weights),
         )
 
-    def values(self, theta: Array, which: Index, close: float) -> Array:
-        """The losses alone."""
-        cells, _, _, _, residual, _, s = self._solved(theta, which)
+    def values(self, theta: Array, which: Index, close: float, some: int | None = None) -> Array:
+        """The losses alone, of the first cells of each problem or of all."""
+        cells, _, _, _, residual, _, s = self._solved(theta, which, some)
         return gathered(cells, which, 0.5 * (s * residual**2).sum(1), self.weights)
 
     def each(self, theta: Array, close: float, to: Array) -> list[Array]:
@@ -188,18 +198,18 @@ class Ridges:
     def recall(self, memory: Any) -> None:
         """Nothing."""
 
-    def _taken(self, which: Index) -> Any:
-        key = tuple(which.tolist())
+    def _taken(self, which: Index, some: int | None) -> Any:
+        key = (some, *which.tolist())
         if key not in self.kept:
-            cells = [cell for cell in self.sets.cells if cell[0] in key]
+            cells = self.sets.of(which, some)
             owner, train, held = (np.array(part, dtype=np.intp) for part in zip(*cells, strict=True))
             right = self.right[train][:, :, None]
             arrays = (self.X[held], self.y[held], self.s[held])
             self.kept = {key: (cells, np.searchsorted(which, owner), train, right, *arrays)}
         return self.kept[key]
 
-    def _solved(self, theta: Array, which: Index) -> Any:
-        cells, owner, train, right, X, y, s = self._taken(which)
+    def _solved(self, theta: Array, which: Index, some: int | None = None) -> Any:
+        cells, owner, train, right, X, y, s = self._taken(which, some)
         penalties = (self.grouping.factors * np.exp(theta)[:, self.grouping.index])[owner]
         jitter = JITTER * self.weight[train]
         factored = _inverses if penalties.shape[1] <= SMALL else _factors

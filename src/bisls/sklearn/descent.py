@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg.lapack import dsyev
 
 from bisls.sklearn.lower import Array
 from bisls.sklearn.tuning import Index
@@ -27,9 +26,10 @@ Evaluated = tuple[Array, Array, Array]  # values, gradients and Hessians, one fo
 
 @dataclass
 class Ended:
-    """Where the problems ended: points, values at them (None where they were not asked for), iterations, and whether all did."""
+    """Where the problems ended: points, where they were looked at last, values there, iterations, and whether all ended."""
 
     x: Array
+    at: Array
     values: Array
     steps: int
     converged: bool
@@ -43,7 +43,8 @@ def descend(
     *,
     tol: float,
     max_iter: int,
-    unseen: bool = False,
+    least: float = 1.0,
+    first: Evaluated | None = None,
 ) -> Ended:
     """Minimise several functions, each by Newton's method within a radius and a box.
 
@@ -52,57 +53,53 @@ def descend(
         start: Where each problem begins, a row each.
         room: The bounds, below and above, the same for all.
         units: How far the logarithm of a penalty moves with each coordinate; steps are measured in it.
-        tol: A problem ends where its next step promises less than this, of its value or of 1; the step is taken still.
+        tol: A problem ends where its next step promises less than this, of its value; the step is taken still, unseen if short.
         max_iter: Steps at most.
-        unseen: Whether a short last step is taken without looking at what it leads to; values are those before it then.
+        least: What a smaller value counts as.
+        first: What ``evaluate`` gives at the start, where that is known.
     """
     low, high = room
     x = np.clip(start, low, high)
     every = np.arange(len(x))
-    values, slopes, bends = evaluate(x, every)
+    values, slopes, bends = evaluate(x, every) if first is None else first
+    ends = x.copy()
     radius = np.full(len(x), FAR)
-    open_, last, short = np.ones(len(x), dtype=bool), np.zeros(len(x), dtype=bool), np.zeros(len(x), dtype=bool)
+    open_ = np.ones(len(x), dtype=bool)
     steps = 0
     while steps < max_iter and open_.any():
         steps += 1
+        step = _steps(x, slopes, bends, low, high, radius[:, None] / units)
+        trial = np.minimum(np.maximum(x + step, low), high)
+        step = trial - x
+        promised = -(slopes * step).sum(1) - 0.5 * (step * (bends @ step[:, :, None])[:, :, 0]).sum(1)
+        last = promised <= tol * np.maximum(np.abs(values), least)
+        length = np.abs(units * step).max(1, initial=0.0)
+        blind = open_ & last & (length <= BLIND)
+        ends[blind] = trial[blind]
+        open_ &= ~blind
         at = np.flatnonzero(open_)
-        trial, promised = x.copy(), np.zeros(len(x))
-        for b in at:
-            step = _step(x[b], slopes[b], bends[b], low, high, radius[b] / units)
-            trial[b] = np.clip(x[b] + step, low, high)
-            step = trial[b] - x[b]
-            promised[b] = -(slopes[b] @ step + 0.5 * step @ bends[b] @ step)
-            little = promised[b] <= tol * max(abs(values[b]), 1.0)
-            last[b], short[b] = little, np.abs(units * step).max(initial=0.0) <= BLIND
-        if unseen:
-            blind = open_ & last & short
-            x[blind] = trial[blind]
-            open_ &= ~blind
-            at = np.flatnonzero(open_)
-            if not len(at):
-                break
+        if not len(at):
+            break
         seen, slope, bend = evaluate(trial[at], at)
-        for b, value, g, h in zip(at, seen, slope, bend, strict=True):
-            slack = ROUND * abs(values[b])
-            taken = value <= values[b] - AGREE * promised[b] + slack
-            if taken:
-                x[b], values[b], slopes[b], bends[b] = trial[b], value, g, h
-                radius[b] = FAR
-            else:
-                radius[b] = SHRINK * np.abs(units * (trial[b] - x[b])).max()
-            open_[b] = not (last[b] or (not taken and radius[b] < 1e-12))
-    return Ended(x, values, steps, not open_.any())
+        taken = seen <= values[at] - AGREE * promised[at] + ROUND * np.abs(values[at])
+        good = at[taken]
+        x[good] = ends[good] = trial[good]
+        values[good], slopes[good], bends[good] = seen[taken], slope[taken], bend[taken]
+        radius[at] = np.where(taken, FAR, SHRINK * length[at])
+        open_[at] = ~(last[at] | (~taken & (radius[at] < 1e-12)))
+    return Ended(ends, x, values, steps, not open_.any())
 
 
-def _step(x: Array, g: Array, h: Array, low: Array, high: Array, radius: Array) -> Array:
-    """Newton's step where curvature is made positive, no longer than the radius; what a bound holds stays where it is."""
-    free = ~(((x <= low) & (g > 0)) | ((x >= high) & (g < 0)))
-    step = np.zeros_like(x)
-    if not free.any():
-        return step
-    size, vectors, _ = dsyev(h[np.ix_(free, free)])
+def _steps(x: Array, g: Array, h: Array, low: Array, high: Array, radius: Array) -> Array:
+    """Newton's steps where curvature is made positive, no longer than the radius; what a bound holds stays where it is."""
+    held = ((x <= low) & (g > 0)) | ((x >= high) & (g < 0))
+    if held.any():
+        g = np.where(held, 0.0, g)
+        h = np.where(held[:, :, None] | held[:, None, :], 0.0, h)
+    size, vectors = np.linalg.eigh(h)
     size = np.abs(size)
-    size = np.maximum(size, max(SMALLEST * float(size.max()), np.finfo(float).tiny))
-    step[free] = -vectors @ ((g[free] @ vectors) / size)
-    longest = float((np.abs(step) / radius).max())
-    return step / longest if longest > 1.0 else step
+    size = np.maximum(size, np.maximum(SMALLEST * size.max(1, keepdims=True), np.finfo(float).tiny))
+    step = -(vectors @ ((g[:, None, :] @ vectors)[:, 0] / size)[:, :, None])[:, :, 0]
+    step[held] = 0.0
+    longest = (np.abs(step) / radius).max(1, initial=1.0)
+    return np.asarray(step / longest[:, None])

@@ -10,7 +10,7 @@ from scipy.linalg import LinAlgError
 from scipy.linalg.lapack import dpotrf, dpotrs
 
 from bisls.sklearn.cells import Evaluated, Sets, gathered
-from bisls.sklearn.lower import FLAT, JITTER, NEWTON, Array, Rows, Squared
+from bisls.sklearn.lower import FLAT, JITTER, NEWTON, Array, Rows
 from bisls.sklearn.tuning import Grouping, Index
 
 NEAR = 2.0  # how far, in logarithms of penalties, a solution is followed along its derivative
@@ -62,18 +62,18 @@ class OneByOne:
         self.states: dict[int, dict[int, State]] = {}  # training set -> problem -> its last
         self.closed = True
 
-    def evaluate(self, theta: Array, which: Index, close: float, to: Array) -> Evaluated:
+    def evaluate(self, theta: Array, which: Index, close: float, to: Array, some: int | None = None) -> Evaluated:
         """Mean held-out losses of these problems, gradients and Hessians along some directions."""
         number = {int(b): i for i, b in enumerate(which)}
-        cells = [cell for cell in self.sets.cells if cell[0] in number]
+        cells = self.sets.of(which, some)
         found = [self._derived(theta[number[b]], b, t, h, close, to) for b, t, h in cells]
         parts = ([one.value for one in found], [one.gradient for one in found], [one.hessian for one in found])
         values, gradients, hessians = (gathered(cells, which, np.array(part), self.weights) for part in parts)
         return values, gradients, hessians
 
-    def values(self, theta: Array, which: Index, close: float) -> Array:
+    def values(self, theta: Array, which: Index, close: float, some: int | None = None) -> Array:
         """The losses alone; how solutions move is looked at still, since the next ones begin with it."""
-        return self.evaluate(theta, which, close, np.ones((self.grouping.count, 1)))[0]
+        return self.evaluate(theta, which, close, np.ones((self.grouping.count, 1)), some)[0]
 
     def each(self, theta: Array, close: float, to: Array) -> list[Array]:
         """The losses of the held-out rows of each cell."""
@@ -228,7 +228,7 @@ class Kernel:
 
     def solve(self, here: Place, close: float) -> tuple[Place, Any, bool]:
         """Newton's method with step halving; the factor before the last step serves after it too."""
-        weight, last, once = float(self.s.sum()), np.inf, isinstance(self.loss, Squared)
+        weight, last = float(self.s.sum()), np.inf
         for _ in range(NEWTON):
             factor = Bordered(self.K, self.Z, self.s * here.second)
             a, b = factor.newton(here.eta, here.slope)
@@ -244,9 +244,8 @@ class Kernel:
                 t *= 0.5
             here = there if moved else here
             settled = decrement <= close * weight or (decrement <= FLAT * weight and decrement > 0.2 * last)
-            if settled or not moved or once:
-                closed = moved if once else abs(decrement) <= max(close, FLAT) * weight
-                return here, factor, closed
+            if settled or not moved:
+                return here, factor, abs(decrement) <= max(close, FLAT) * weight
             last = decrement
         return here, factor, False
 

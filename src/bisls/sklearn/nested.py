@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from joblib import Parallel, delayed
 from bisls.sklearn.lower import Array
 from bisls.sklearn.tuning import Index, Splits, Tuned
 
+logger = logging.getLogger("bisls.sklearn")
 WIDTHS = (0.3, 1.0, 3.0)  # the widths that "auto" tries beside 0
 WORSE = 0.5  # by how many the first width must be worse for no other to be tried
 SURE = 1.5  # by how many standard errors of the paired differences groups must be better than one penalty
@@ -48,11 +50,13 @@ class Choice:
         losses: Width -> the mean loss on rows that neither the coefficients nor the penalties have seen.
         errors: Width -> the standard error of its difference from one penalty.
         spread: The width chosen; 0 where none is better than one penalty by `SURE` standard errors.
+        theta: The logarithms of the penalties found with it, a row a fold.
     """
 
     losses: dict[float, float]
     errors: dict[float, float]
     spread: float
+    theta: Array
 
 
 class Nest(Protocol):
@@ -88,17 +92,22 @@ class Nested:
         inner = [engine.on(nested_splits(splits, fold, engine.rows.s), True) for fold in range(len(splits))]
         return Nested(inner, [engine.on([split], True) for split in splits], n_jobs)
 
-    def _each(self, jobs: Any) -> list[Any]:
-        return list(Parallel(n_jobs=self.n_jobs, prefer="threads")(jobs))
+    def _each(self, jobs: Any, what: str = "") -> list[Any]:
+        found = []
+        for one in Parallel(n_jobs=self.n_jobs, prefer="threads", return_as="generator")(jobs):
+            found.append(one)
+            if what:
+                logger.info("nested folds, %s: %d of %d tuned", what, len(found), len(self.inner))
+        return found
 
     def common(self, near: float) -> list[Tuned]:
         """One penalty for all, within each fold."""
-        return self._each(delayed(one.common)(near) for one in self.inner)
+        return self._each((delayed(one.common)(near) for one in self.inner), "one penalty")
 
     def widened(self, before: list[Tuned], spread: float, scale: float) -> list[Tuned]:
         """A penalty a group, within each fold."""
         pairs = zip(self.inner, before, strict=True)
-        return self._each(delayed(one.widened)(last, spread, scale) for one, last in pairs)
+        return self._each((delayed(one.widened)(last, spread, scale) for one, last in pairs), f"width {spread:g}")
 
     def judged(self, tuned: list[Tuned]) -> tuple[Array, Array]:
         """The losses of the rows of each fold, and their weights."""
@@ -119,21 +128,28 @@ def choose(nest: Nest, near: float, scale: float) -> Choice:
         near: The logarithm of a common penalty to begin with.
         scale: Divides the loss where it meets the prior.
     """
-    tuned: list[Tuned] = []
     losses: dict[float, float] = {}
     errors: dict[float, float] = {}
-    shared = np.zeros(0)
-    for width in (0.0, *WIDTHS):
-        tuned = nest.common(near) if width == 0.0 else nest.widened(tuned, width, scale)
-        each, weights = nest.judged(tuned)
-        shared = each if width == 0.0 else shared
-        share = weights / weights.sum()
-        losses[width] = float(share @ each)
+    found: dict[float, list[Tuned]] = {0.0: nest.common(near)}
+    shared, weights = nest.judged(found[0.0])
+    share = weights / weights.sum()
+    losses[0.0], errors[0.0] = float(share @ shared), 0.0
+    logger.info("nested folds, one penalty: %.6g", losses[0.0])
+
+    def better(width: float, before: float) -> bool:
+        found[width] = nest.widened(found[before], width, scale)
+        each, _ = nest.judged(found[width])
         gain = shared - each
+        losses[width] = float(share @ each)
         errors[width] = float(np.sqrt(share**2 @ (gain - share @ gain) ** 2))
-        before = list(losses.values())[-2:][0]
-        if losses[width] > before + (WORSE * errors[width] if before == losses[0.0] else 0.0):
+        logger.info("nested folds, width %g: %.6g", width, losses[width])
+        return losses[width] <= losses[before] + (0.0 if before else WORSE * errors[width])
+
+    before = 0.0
+    for width in WIDTHS:
+        if not better(width, before):
             break
+        before = width
     best = min(losses, key=lambda width: losses[width])
-    sure = losses[0.0] - losses[best] > SURE * errors[best]
-    return Choice(losses, errors, best if sure else 0.0)
+    spread = best if losses[0.0] - losses[best] > SURE * errors[best] else 0.0
+    return Choice(losses, errors, spread, np.array([one.theta for one in found[spread]]))

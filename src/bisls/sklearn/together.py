@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from bisls.sklearn.cells import Cells, Products, Ridges, Sets
-from bisls.sklearn.descent import Evaluated, descend
+from bisls.sklearn.classes import ByClasses
+from bisls.sklearn.descent import BLIND, Evaluated, descend
+from bisls.sklearn.dual import RowRidges, kernels
 from bisls.sklearn.kernels import ByColumns, ByRows, OneByOne
-from bisls.sklearn.lower import WIDE, Array, Logistic, Loss, Rows, Solved, Squared
+from bisls.sklearn.lower import Array, Logistic, Loss, Multinomial, Rows, Solved, Squared
 from bisls.sklearn.nested import nested_splits
 from bisls.sklearn.tuning import (
     LOOSE,
@@ -22,6 +25,7 @@ from bisls.sklearn.tuning import (
     Exact,
     Grouping,
     Index,
+    Place,
     Search,
     Splits,
     Tuned,
@@ -31,8 +35,10 @@ MANY = 32  # groups up to which Hessians are formed
 KERNELS = 5 * 10**6  # numbers in the kernels of all groups, at most
 FREE = 10  # columns of no penalty, at most, beside kernels
 MAIN, INNER, COARSE = 1e-8, 1e-6, 1e-3  # Newton decrements, of the rows' weight, before the last step of lower problems
+LITTLE = 0.5  # of a log-likelihood: what nested folds may promise still, where that is more than their tolerance
+SOME = 1  # fold that the coarse search looks at, which only says where to begin
 TURNS = 8  # Newton steps for the last digits of one penalty
-NOWHERE = 1e-2  # a step for the last digits that is longer has no root nearby
+NEARLY = 0.1  # a step after which lower problems are solved to the last digits
 
 
 @dataclass
@@ -47,7 +53,7 @@ class Problems:
         grouping: The groups.
         search: How the upper level is minimised.
         close: How exactly lower problems are solved.
-        nested: Whether only widths are compared by them: the last step of a descent is taken unseen.
+        nested: Whether only widths are compared by them, so that what matters little is left.
     """
 
     cells: Any  # `Cells`, and whether all lower problems were solved
@@ -67,32 +73,32 @@ class Problems:
 
     def common(self, near: float | None) -> list[Tuned]:
         """One penalty for all; to the last digits where nothing is known of it yet."""
-        every, ones = np.arange(len(self.weights)), np.ones((1, self.grouping.count))
+        every, ones = np.arange(len(self.weights)), np.ones((self.grouping.count, 1))
         unit = self.loss.unit(self.rows)
-        start = self._coarse(every, unit) if near is None else near
-        first: list[Any] = []
+        room = (np.array([np.log(1e-7 * unit)]), np.array([np.log(1e6 * unit)]))
+        # nested folds go on with groups from here, and want to know how each of them matters
+        own = np.eye(len(ones)) if self.nested else ones
+        scale: list[Array] = []
 
-        def evaluate(x: Array, which: Index) -> Evaluated:
-            values, gradients, hessians = self.cells.evaluate(x * ones, which, self.close, ones.T)
-            self._see(0.0, values)
-            if not first:
-                first.append(np.maximum(values, 1e-300))
-            scale = self.rows.weight / first[0][which]
+        def upper(raw: Evaluated, which: Index, x: Array) -> Evaluated:
+            if not scale:
+                scale.append(self.rows.weight / np.maximum(raw[0], 1e-300))
+            factor = scale[0][which]
             return (
-                values * scale,
-                gradients * scale[:, None],
-                hessians * scale[:, None, None],
+                raw[0] * factor,
+                (raw[1].sum(1) * factor)[:, None],
+                (raw[2].sum((1, 2)) * factor)[:, None, None],
             )
 
-        low, high = np.log(1e-7 * unit), np.log(1e6 * unit)
-        begin = np.full((len(every), 1), float(start))
-        ended = self._descended(evaluate, begin, (np.array([low]), np.array([high])), np.ones(1))
-        values = ended.values * first[0] / self.rows.weight
-        found = [
-            Tuned(x * ones[0], 0.0, float(value), ended.steps, ended.converged, tuple(self.seen))
-            for x, value in zip(ended.x, values, strict=True)
-        ]
-        return [self._polished(found[0])] if near is None and len(found) == 1 else found
+        def descended(start: float, rough: bool) -> list[Tuned]:
+            begin = np.full((len(every), 1), start)
+            return self._descended(upper, begin, room, np.ones(1), ones, own, 0.0, rough)
+
+        if near is not None or len(every) > 1:
+            return descended(self._coarse(every, unit) if near is None else near, False)
+        rough = descended(self._coarse(every, unit), True)[0]
+        polished = self._polished(rough)
+        return descended(rough.common, False) if polished is None else [polished]
 
     def widened(self, before: list[Tuned], spread: float, scale: float, on_the_way: bool = False) -> list[Tuned]:
         """A penalty a group under a prior of this width, from where a narrower one ended; roughly where a wider one follows."""
@@ -100,47 +106,90 @@ class Problems:
         free = not np.isfinite(spread)
         tau = 1.0 if free else spread
         to = np.hstack([np.ones((G, 1)), tau * np.eye(G)])  # theta = to x
-        own = np.eye(G)
-        prior = np.append(0.0, np.full(G, 0.0 if free else 1.0))
+        prior = np.zeros(1 + G) if free else np.append(1.0 / tau**2, np.ones(G))
+        centres = np.zeros((len(before), 1 + G))
+        centres[:, 0] = [one.origin for one in before]
         self.seen.clear()
 
-        def evaluate(x: Array, which: Index) -> Evaluated:
-            values, gradients, hessians = self.cells.evaluate(x @ to.T, which, self.close, own)
-            self._see(spread, values)
-            factor = self.weights[which] / scale
+        def upper(raw: Evaluated, which: Index, x: Array) -> Evaluated:
+            values, gradients, hessians = raw
+            factor, off = self.weights[which] / scale, x - centres[which]
             return (
-                values * factor + 0.5 * (prior * x * x).sum(1),
-                factor[:, None] * (gradients @ to) + prior * x,
+                values * factor + 0.5 * (prior * off * off).sum(1),
+                factor[:, None] * (gradients @ to) + prior * off,
                 factor[:, None, None] * (to.T @ hessians @ to) + np.diag(prior),
             )
 
         unit = self.loss.unit(self.rows)
         low = np.append(np.log(1e-7 * unit), np.full(G, -REACH / tau))
         high = np.append(np.log(1e6 * unit), np.full(G, REACH / tau))
-        start = np.array([np.append(one.common, (one.theta - one.common) / tau) for one in before])
-        ended = self._descended(evaluate, start, (low, high), np.append(1.0, np.full(G, tau)), on_the_way)
-        values = (ended.values - 0.5 * (prior * ended.x**2).sum(1)) * scale / self.weights
+        units = np.append(1.0, np.full(G, tau))
+        places = [one.place for one in before if one.place is not None]
+        known = len(places) == len(before)  # then the first value, and more, is there
+        theta = np.array([one.theta for one in (places if known else before)])
+        common = theta.mean(1, keepdims=True)
+        start = np.hstack([common, (theta - common) / tau])
+        first = None
+        if known and np.all((start >= low) & (start <= high)):
+            values, gradients, hessians = (
+                np.array([getattr(one, name) for one in places]) for name in ("value", "gradient", "hessian")
+            )
+            first = upper((values, gradients, hessians), np.arange(len(before)), start)
+        found = self._descended(upper, start, (low, high), units, to, np.eye(G), spread, on_the_way, first, places)
         return [
-            Tuned(to @ x, spread, float(value), ended.steps, ended.converged, (*one.history, *self.seen))
-            for x, value, one in zip(ended.x, values, before, strict=True)
+            replace(one, history=(*last.history, *one.history), centre=last.origin)
+            for one, last in zip(found, before, strict=True)
         ]
 
     def _descended(
-        self, evaluate: Any, start: Array, room: tuple[Array, Array], units: Array, rough: bool = False
-    ) -> Any:
-        tol = max(self.search.tol, LOOSE) if rough else self.search.tol
-        unseen = rough or self.nested
-        return descend(evaluate, start, room, units, tol=tol, max_iter=self.search.max_iter, unseen=unseen)
+        self,
+        upper: Callable[[Evaluated, Index, Array], Evaluated],
+        start: Array,
+        room: tuple[Array, Array],
+        units: Array,
+        to: Array,
+        own: Array,
+        spread: float,
+        rough: bool,
+        first: Evaluated | None = None,
+        places: Sequence[Place] = (),
+    ) -> list[Tuned]:
+        """Down from a start, a row a problem, with ``theta = to x``; derivatives of the losses are along ``own``."""
+        looked: list[list[Place]] = [[one] for one in places] if first is not None else [[] for _ in start]
 
-    def _see(self, spread: float, values: Array) -> None:
-        self.seen.append({"spread": spread, "cv_loss": float(values[0])})
+        def evaluate(x: Array, which: Index) -> Evaluated:
+            theta = x @ to.T
+            raw = self.cells.evaluate(theta, which, self.close, own)
+            for b, *place in zip(which, theta, *raw, strict=True):
+                looked[b].append(Place(*place))
+            self.seen.append({"spread": spread, "cv_loss": float(raw[0][0])})
+            return upper(raw, which, x)
+
+        ended = descend(
+            evaluate,
+            start,
+            room,
+            units,
+            tol=max(self.search.tol, LOOSE) if rough else self.search.tol,
+            max_iter=self.search.max_iter,
+            least=LITTLE / self.search.tol if self.nested else 1.0,
+            first=first,
+        )
+        found = []
+        for x, at, known in zip(ended.x, ended.at, looked, strict=True):
+            last = min(known, key=lambda place: float(np.abs(place.theta - to @ at).max()))  # not one that was refused
+            step = own.T @ (to @ (x - at)) / (own**2).sum(0)  # the last one was not looked at
+            value = float(last.value + (0.0 if rough else last.gradient @ step + 0.5 * step @ last.hessian @ step))
+            place = last if own.shape[1] == len(last.theta) else None
+            found.append(Tuned(to @ x, spread, value, ended.steps, ended.converged, tuple(self.seen), place))
+        return found
 
     def _coarse(self, every: Index, unit: float) -> float:
-        """The best of some common penalties, from above."""
+        """The best of some common penalties, from above, by some of the folds."""
         best, near, risen, memory = np.inf, 0.0, 0, self.cells.remembered()
         for share in self.loss.coarse:
             theta = np.full((len(every), self.grouping.count), np.log(share * unit))
-            value = float(self.cells.values(theta, every, COARSE).sum())
+            value = float(self.cells.values(theta, every, COARSE, SOME).sum())
             if value < best:
                 best, near, risen, memory = value, float(theta[0, 0]), 0, self.cells.remembered()
             else:
@@ -150,22 +199,26 @@ class Problems:
         self.cells.recall(memory)
         return near
 
-    def _polished(self, tuned: Tuned) -> Tuned:
-        """One penalty to the last digits, by Newton's method for the root of the derivative; see `Search.polished`."""
+    def _polished(self, rough: Tuned) -> Tuned | None:
+        """One penalty to the last digits, by Newton's method for the root of the derivative; None where it leads nowhere."""
         every, ones = np.zeros(1, dtype=np.intp), np.ones((1, self.grouping.count))
-        x = tuned.common
-        for _ in range(TURNS):
-            _, gradients, hessians = self.cells.evaluate(x * ones, every, TIGHT, ones.T)
+        x, step = rough.common, 1.0
+        for turn in range(TURNS):
+            close = TIGHT if abs(step) <= NEARLY else self.close
+            values, gradients, hessians = self.cells.evaluate(x * ones, every, close, ones.T)
+            self.seen.append({"spread": 0.0, "cv_loss": float(values[0])})
             slope, bend = float(gradients.sum()), float(hessians.sum())
             step = -slope / bend if bend > 0 else np.inf
-            if not abs(step) <= NOWHERE:  # the minimum lies on the border
-                return tuned
+            if not abs(step) <= BLIND:  # the minimum lies on the border
+                return None
             x += step
-            if abs(step) < 1e-6:  # its square is below rounding
-                break
-        value = float(self.cells.values(x * ones, every, TIGHT)[0])
-        better = value <= tuned.value * (1 + 1e-6)  # which was of lower problems solved less exactly
-        return replace(tuned, theta=x * ones[0], value=value) if better else tuned
+            if abs(step) < 1e-5 and close == TIGHT:  # its square is below rounding
+                value = float(values[0]) + 0.5 * slope * step
+                if value > rough.value * (1 + 1e-6):
+                    return None
+                steps, history = rough.steps + turn + 1, tuple(self.seen)
+                return replace(rough, theta=x * ones[0], value=value, steps=steps, converged=True, history=history)
+        return None
 
 
 @dataclass
@@ -186,6 +239,10 @@ class Alone:
     def widened(self, before: Tuned, spread: float, scale: float, on_the_way: bool = False) -> Tuned:
         """A penalty a group."""
         return self.problems.widened([before], spread, scale, on_the_way)[0]
+
+    def at(self, theta: Array) -> float:
+        """The mean held-out loss."""
+        return float(self.problems.cells.values(theta[None], np.zeros(1, dtype=np.intp), self.problems.close)[0])
 
 
 @dataclass
@@ -215,7 +272,7 @@ class Newton:
     """Lower problems solved exactly, Newton's method above.
 
     Args:
-        loss: The loss of both levels: squared, or of two classes.
+        loss: The loss of both levels: squared, or of classes.
         rows: All rows.
         grouping: The groups.
         search: How the upper level is minimised.
@@ -230,8 +287,8 @@ class Newton:
 
     @property
     def suits(self) -> bool:
-        """Whether it is for this table: one output, some groups, and kernels, if they are needed, of some size."""
-        if type(self.loss) not in (Squared, Logistic) or self.grouping.count > MANY:
+        """Whether it is for this table: some groups, and kernels, if they are needed, of some size."""
+        if type(self.loss) not in (Squared, Logistic, Multinomial) or self.grouping.count > MANY:
             return False
         few = self.grouping.count * len(self.rows.y) ** 2 <= KERNELS
         return (few and int((self.grouping.factors == 0).sum()) <= FREE) or not self._by_rows
@@ -255,7 +312,13 @@ class Newton:
 
     def fitted(self, theta: Array) -> Solved:
         """The coefficients on all rows."""
-        return Exact(self.loss, self.rows, self.grouping, self.search).fitted(theta)
+        cells = self.all.problems.cells
+        other = (
+            cells
+            if isinstance(cells, ByClasses | RowRidges)
+            else Exact(self.loss, self.rows, self.grouping, self.search)
+        )
+        return other.fitted(theta)
 
     @cached_property
     def _inner(self) -> list[Any]:
@@ -265,19 +328,25 @@ class Newton:
     def _by_rows(self) -> bool:
         problems = self._inner if self.grouping.count > 1 else [self.splits]
         fewest = min(len(train) for inner in problems for train, _ in inner)
-        return self.rows.X.shape[1] > (WIDE if isinstance(self.loss, Squared) else 1) * fewest
+        return not isinstance(self.loss, Multinomial) and self.rows.X.shape[1] > fewest
 
     @cached_property
     def _products(self) -> Products:
         return Products(self.rows, [held for _, held in self.splits])
+
+    @cached_property
+    def _kernels(self) -> tuple[Array, dict[Any, Array]]:
+        return kernels(self.rows, self.grouping), {}
 
     def _problems(self, problems: list[Any], search: Search, close: float, nested: bool) -> Problems:
         sets = Sets(self.rows, problems)
         return Problems(self._cells(sets), sets.weights(), self.loss, self.rows, self.grouping, search, close, nested)
 
     def _cells(self, sets: Sets) -> Any:
-        if self._by_rows:
-            return ByRows(self.loss, sets, self.grouping)
         if isinstance(self.loss, Squared):
+            if self._by_rows:
+                return RowRidges(sets, self.grouping, *self._kernels)
             return Ridges(sets, self.grouping, self._products)
-        return ByColumns(self.loss, sets, self.grouping)
+        if isinstance(self.loss, Multinomial):
+            return ByClasses(self.loss, sets, self.grouping)
+        return (ByRows if self._by_rows else ByColumns)(self.loss, sets, self.grouping)

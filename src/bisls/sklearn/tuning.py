@@ -1,10 +1,11 @@
 """The upper level: penalties by group from the mean loss on held-out folds and a prior, and how wide the prior is to be.
 
-``theta_g = mu + tau z_g`` are the logarithms of the penalties of the groups, around a common one. Above is minimised
-``N F(theta) / scale + 1/2 sum_g z_g^2``, with F the mean held-out loss over the folds, N the weight of the rows, and the scale
-that of a log-likelihood (1 for the log-loss, the error variance for the squared error). ``tau = 0`` is one penalty,
-``tau = inf`` has no prior. A wide prior has several minima, of which some overfit; so tau is widened in steps from 0, each
-beginning where the one before ended, and no wider than nested folds say.
+``theta_g = mu + tau z_g`` are the logarithms of the penalties of the groups, around a common one, and ``mu = mu_0 + tau z_0``
+around that of the one penalty which is best. Above is minimised ``N F(theta) / scale + 1/2 sum_g z_g^2``, with F the mean
+held-out loss over the folds, N the weight of the rows, and the scale that of a log-likelihood (1 for the log-loss, the error
+variance for the squared error). Without z_0 all penalties together may fall to nothing where many columns separate few rows.
+``tau = 0`` is one penalty, ``tau = inf`` has no prior. A wide prior has several minima, of which some overfit; so tau is widened
+in steps from 0, each beginning where the one before ended, and no wider than nested folds say.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bisls.sklearn.lower import Array, Loss, Rows, Solved
 REACH = 12.0  # a group's penalty stays within exp(+-REACH) of the common one
 RISES = 3  # a coarse search from above ends after so many values in turn that are no better
 TIGHT = 1e-20  # the Newton decrement of lower problems where the last digits count
-LOOSE, SHORT = 1e-3, 15  # within nested folds: the tolerance, and upper iterations for each width
+LOOSE, SHORT = 1e-3, 15
 
 Index = NDArray[np.intp]
 Splits = Sequence[tuple[Index, Index]]
@@ -119,11 +120,25 @@ class Folds:
         """A penalty a group."""
         return self.search.widened(self, before, spread, scale)
 
+    def at(self, theta: Array) -> float:
+        """The mean held-out loss."""
+        return self.value(theta)[0]
+
     def each(self, theta: Array) -> tuple[Array, Array, Index]:
         """The losses of all held-out rows, their weights, and which rows they are."""
         values = [self.loss.each(held, self.solved(fold, theta).w)[0] for fold, held in enumerate(self.held)]
         rows = np.concatenate([held for _, held in self.splits])
         return np.concatenate(values), np.concatenate([held.s for held in self.held]), rows
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is known of the mean held-out loss at some penalties, for each group."""
+
+    theta: Array
+    value: float
+    gradient: Array
+    hessian: Array
 
 
 @dataclass(frozen=True)
@@ -137,6 +152,8 @@ class Tuned:
         steps: Upper iterations.
         converged: Whether they ended by themselves.
         history: What was seen on the way: spread and held-out loss, one entry an evaluation.
+        place: Where the last look was, if derivatives were looked at.
+        centre: The logarithm of the one penalty that groups began with.
     """
 
     theta: Array
@@ -145,6 +162,13 @@ class Tuned:
     steps: int
     converged: bool
     history: tuple[dict[str, float], ...] = ()
+    place: Place | None = None
+    centre: float | None = None
+
+    @property
+    def origin(self) -> float:
+        """Around which logarithm the prior lies."""
+        return self.common if self.centre is None else self.centre
 
     @property
     def common(self) -> float:
@@ -233,10 +257,12 @@ class Search:
             value, gradient = folds.value(x[0] + tau * x[1:])
             history.append({"spread": spread, "cv_loss": value})
             factor, z = weight / scale, x[1:]
-            prior = 0.0 if free else 0.5 * float(z @ z)
             slope = np.concatenate([[gradient.sum()], tau * gradient]) * factor
-            slope[1:] += 0.0 if free else z
-            return value * factor + prior, slope
+            if free:
+                return value * factor, slope
+            off = (x[0] - before.origin) / tau
+            slope += np.append(off / tau, z)
+            return value * factor + 0.5 * float(z @ z + off * off), slope
 
         mu = before.common
         start = np.concatenate([[mu], (before.theta - mu) / tau])
@@ -244,7 +270,8 @@ class Search:
         done = self._minimise(upper, start, room)
         theta = done.x[0] + tau * done.x[1:]
         value = folds.value(theta)[0]
-        return Tuned(theta, spread, value, int(done.nit), done.status != 1, (*before.history, *history))
+        seen = (*before.history, *history)
+        return Tuned(theta, spread, value, int(done.nit), done.status != 1, seen, centre=before.origin)
 
     def _minimise(self, upper: Callable[[Array], Any], start: Array, room: Sequence[tuple[float, float]]) -> Any:
         start = np.clip(start, [low for low, _ in room], [high for _, high in room])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -26,10 +28,10 @@ def fit_command(asked: Asked, out: Path) -> int:
                 status.update(escape(line))
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-            out.mkdir(
-                parents=True, exist_ok=True
-            )  # before the work, so that a folder that can't be written is said at once
-            page, verdict = run_fit(asked, out, say)
+            # before the work, so that a folder that can't be written is said at once
+            out.mkdir(parents=True, exist_ok=True)
+            with _told(lambda line: status.update(escape(f"penalties by group: {line}"))):
+                page, verdict = run_fit(asked, out, say)
         return [verdict, f"page: {page}", f"model: {out / 'model.json'}"]
 
     stopped = f"\nstopped; what is finished is kept in {out / 'stages'}: the same command goes on from there"
@@ -44,6 +46,25 @@ def predict_command(model: Path, table: Path, out: Path) -> int:
         return [f"predictions: {out}"]
 
     return _ended(work, out, "stopped", "")
+
+
+@contextmanager
+def _told(show: Callable[[str], None]) -> Iterator[None]:
+    """Show what the estimators log on their way."""
+
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            show(record.getMessage())
+
+    logger, handler = logging.getLogger("bisls.sklearn"), Shown()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def _ended(work: Callable[[], list[str]], out: Path, stopped: str, kept: str) -> int:

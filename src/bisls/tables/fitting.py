@@ -22,7 +22,7 @@ from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV
 from bisls.tables.grouping import automatic, from_file
 from bisls.tables.reading import TableError, must_have, read_table
 from bisls.tables.recipe import Recipe, as_numbers, as_text, kind_of, learn
-from bisls.tables.rivals import losses_of, rivals
+from bisls.tables.rivals import LARGE, losses_of, rivals
 
 FOLDS = 5
 FEWEST = 20  # rows
@@ -97,7 +97,12 @@ def run_fit(asked: Asked, out: Path, say: Say) -> tuple[Path, str]:
     for sentence in ready.said:
         say(sentence)
     count = len(dict.fromkeys(ready.groups))
-    say(f"{ready.task}, {ready.X.shape[1]:,} features in {count} groups, {ready.folds} folds")
+    say(f"{ready.task}, {ready.X.shape[1]:,} features in {count} group{'s' * (count != 1)}, {ready.folds} folds")
+    if ready.X.size > LARGE:
+        ready.said.append(
+            f"an L1 model is not shown beside it: the table has more than {LARGE:,} numbers, and it would take long"
+        )
+        say(ready.said[-1])
     stages = _Stages(out / "stages", _fingerprint(asked, ready), say)
     fitted = stages.made("groups", "penalties by group", lambda: _fitted(ready, asked.seed))
     beside = [
@@ -305,7 +310,7 @@ def _result(
             {
                 "name": name,
                 "features": len(at[name]),
-                "free": bool(np.all(ready.factors[at[name]] == 0)),
+                "free": int(np.sum(ready.factors[at[name]] == 0)),
                 "penalty": fitted["penalties"].get(name, 0.0),
                 "size": float(np.sqrt(np.mean(sizes[at[name]] ** 2))),
             }

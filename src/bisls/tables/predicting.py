@@ -45,6 +45,8 @@ def run_predict(model: Path, table: Path, out: Path, say: Callable[[str], None])
         TableError: The model or the table can't be used.
     """
     raw = read_model(model)
+    if out.exists() and table.exists() and out.samefile(table):
+        raise TableError(f"--out {out} is the table itself; choose another file")
     frame = read_table(table)
     recipe = Recipe.from_dict(raw["recipe"])
     X, said = recipe.numbers(frame)
@@ -68,13 +70,14 @@ def run_predict(model: Path, table: Path, out: Path, say: Callable[[str], None])
 
 
 def _how_good(raw: dict[str, Any], truth: Any, predicted: np.ndarray) -> str:
-    there = truth.notna().to_numpy()
+    there = np.array(truth.notna(), dtype=bool)
     if not there.any():
         return f"the table has no value of {raw['target']!r} to compare with"
     if raw["task"] == "regression":
         found = as_numbers(truth, "number")
         there &= np.isfinite(found)
-        error = float(np.mean((found[there] - predicted[there]) ** 2)) if there.any() else float("nan")
+        with np.errstate(over="ignore"):
+            error = float(np.mean((found[there] - predicted[there]) ** 2)) if there.any() else float("nan")
         return f"compared with {raw['target']!r} in {int(there.sum()):,} rows: mean squared error {error:.4g}"
     same = as_text(truth)[there] == predicted[there].astype(str)
     return f"compared with {raw['target']!r} in {int(there.sum()):,} rows: accuracy {float(same.mean()):.3f}"

@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+WITH_COMMA = r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?"
+WHOLE = r"[+-]?(\d+|\d{1,3}(\.\d{3})+)"
 NEEDS = "reading a table needs {}: pip install 'bisls[tables]'"
 
 
@@ -26,7 +28,7 @@ def pandas() -> Any:
 
 
 def read_table(path: Path) -> Any:
-    """A data frame from a CSV file (comma, semicolon or tab) or a Parquet file.
+    """A data frame from a CSV file (comma, semicolon, tab or bar; with decimal commas unless they separate) or a Parquet file.
 
     Raises:
         TableError: There is no such file, it is neither, or it has no rows or columns.
@@ -58,7 +60,10 @@ def _is_parquet(path: Path) -> bool:
 
 def _parquet(pd: Any, path: Path) -> Any:
     try:
-        return pd.read_parquet(path).reset_index(drop=True)
+        frame = pd.read_parquet(path)
+        return frame.reset_index(
+            drop=all(name is None for name in frame.index.names)
+        )  # an index with a name is a column
     except ImportError as error:
         raise ImportError(NEEDS.format("pyarrow")) from error
     except OSError:
@@ -77,7 +82,7 @@ def _csv(pd: Any, path: Path) -> Any:
     if b"\x00" in head:
         raise TableError(f"{path} is neither CSV nor Parquet: it has bytes that are no text")
     line = head.splitlines()[0]
-    separator = max([b",", b";", b"\t"], key=line.count).decode()
+    separator = max([b",", b";", b"\t", b"|"], key=line.count).decode()
     header = next(csv.reader([line.decode("utf-8-sig", errors="replace")], delimiter=separator), [])
     twice = _repeated(name.strip() for name in header if name.strip())
     if twice:  # pandas would call the second one by another name
@@ -91,7 +96,20 @@ def _csv(pd: Any, path: Path) -> Any:
     except pd.errors.EmptyDataError:
         raise TableError(f"{path} has no columns") from None
     unnamed = {name: f"column {i}" for i, name in enumerate(frame.columns, 1) if str(name).startswith("Unnamed: ")}
-    return frame.rename(columns=unnamed)
+    frame = frame.rename(columns=unnamed)
+    return frame if separator == "," else _with_points(pd, frame)
+
+
+def _with_points(pd: Any, frame: Any) -> Any:
+    """Decimal commas, as 3,5 or 1.234,5, made points in columns that have no other text."""
+    for name in frame.columns:
+        if pd.api.types.is_numeric_dtype(frame[name]):
+            continue
+        there = frame[name].dropna().astype(str).str.strip()
+        if there.str.fullmatch(WITH_COMMA).any() and there.str.fullmatch(f"{WITH_COMMA}|{WHOLE}").all():
+            points = there.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+            frame[name] = pd.to_numeric(points).reindex(frame.index)
+    return frame
 
 
 def _repeated(names: Iterable[str]) -> list[str]:

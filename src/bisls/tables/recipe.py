@@ -93,6 +93,10 @@ class Recipe:
                 continue
             found = as_numbers(values, column.kind)
             gone = ~np.isfinite(found)
+            if gone.any():
+                said.append(
+                    f"{column.name!r}: {int(gone.sum())} of {len(gone)} values are missing; the median stands for them"
+                )
             parts.append(np.where(gone, column.fill, found))
             if column.marked:
                 parts.append(gone.astype(float))
@@ -139,7 +143,9 @@ def learn(frame: Any, names: Sequence[str]) -> tuple[Recipe, list[str]]:
             )
         if kind == "number" and not _is_numeric(values):
             bad = int((values.notna() & ~good).sum())
-            said.append(f"{name!r} is read as numbers; {bad} values that are none count as missing")
+            said.append(
+                f"{name!r} is read as numbers" + (f"; {bad} values that are none count as missing" if bad else "")
+            )
         made.append(Column(name, kind, float(np.median(found[good])), bool(gone)))
     for why, which in dropped.items():
         shown = ", ".join(map(repr, which[:6])) + (f" and {len(which) - 6} more" if len(which) > 6 else "")

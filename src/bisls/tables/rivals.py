@@ -12,7 +12,7 @@ from sklearn.linear_model import LassoCV, LogisticRegressionCV, RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-LARGE = 3_000_000  # numbers in a table beyond which an L1 rival would take longer than all the rest
+LARGE = 1_000_000  # numbers in a table beyond which an L1 rival would take longer than all the rest
 Make = Callable[[], Any]
 
 

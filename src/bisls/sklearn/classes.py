@@ -1,0 +1,196 @@
+"""Cells of several classes; see `cells` for what is computed.
+
+The Hessian of all coefficients would be as many times larger as there are classes, on each side. Its blocks on the diagonal, one
+a class, precondition conjugate gradients, with all right sides at once. With P the probabilities and ``~`` for what is left of a
+change of the linear predictors without its mean under P, the second derivative of the loss is ``sum_k P_k a~_k b~_k`` and the
+third ``sum_k P_k a~_k b~_k c~_k``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.linalg import LinAlgError
+from scipy.linalg.lapack import dpotrf, dpotrs
+from scipy.special import softmax
+
+from bisls.sklearn.cells import Sets
+from bisls.sklearn.kernels import ROUGH, Derived, OneByOne, State
+from bisls.sklearn.lower import CLOSE, FLAT, LITTLE, NEWTON, Array, Multinomial, Rows, Solved
+from bisls.sklearn.tuning import Grouping
+
+SMALL = 100  # columns up to which blocks are inverted
+TURNS = 400  # of conjugate gradients at most
+LONG = 20  # of them, from which on the next solution begins with blocks of its own
+INEXACT, EXACT = 0.1, 1e-6  # how exactly the first Newton systems are solved, and the last where it must be
+
+
+class Lower:
+    """A lower problem at some coefficients: products with its Hessian, and its blocks.
+
+    Args:
+        rows: The training rows.
+        penalties: One a column.
+        w: The coefficients, a column a class.
+    """
+
+    def __init__(self, rows: Rows, penalties: Array, w: Array):
+        self.rows, self.penalties = rows, penalties
+        self.P = softmax(rows.X @ w, axis=1)
+
+    def centred(self, eta: Array) -> Array:
+        """Changes of the linear predictors, shaped (rows, classes, ...), without their means under P."""
+        return np.asarray(eta - np.einsum("nc,nck->nk", self.P, eta)[:, None])
+
+    def times(self, vectors: Array) -> Array:
+        """The Hessian times vectors, shaped (columns, classes, vectors)."""
+        p, C, k = vectors.shape
+        bent = self.P[:, :, None] * self.centred((self.rows.X @ vectors.reshape(p, C * k)).reshape(-1, C, k))
+        bent *= self.rows.s[:, None, None]
+        return np.asarray(
+            (self.rows.X.T @ bent.reshape(-1, C * k)).reshape(p, C, k) + self.penalties[:, None, None] * vectors
+        )
+
+    def blocks(self) -> Any:
+        """The blocks of the Hessian, one a class: their inverses where columns are few, otherwise Cholesky factors."""
+        found = []
+        for P in self.P.T:
+            scaled = self.rows.X * np.sqrt(self.rows.s * P * (1.0 - P))[:, None]
+            block = scaled.T @ scaled
+            block.flat[:: len(block) + 1] += self.penalties + LITTLE * self.rows.weight
+            found.append(block)
+        if len(self.penalties) <= SMALL:
+            return np.linalg.inv(np.array(found))
+        factors = [dpotrf(block.T, lower=1, clean=0, overwrite_a=1) for block in found]
+        if any(failed for _, failed in factors):
+            raise LinAlgError("the penalised products of columns are not positive definite")
+        return [factor for factor, _ in factors]
+
+    def solve(self, right: Array, blocks: Any, goals: Array) -> tuple[Array, int]:
+        """Solutions for right sides, shaped (columns, classes, sides), each as exactly as its goal; and how long that took."""
+
+        free = self.penalties == 0
+
+        def back(vectors: Array) -> Array:
+            own = vectors.transpose(1, 0, 2)
+            if isinstance(blocks, list):
+                own = np.array([dpotrs(factor, one, lower=1)[0] for factor, one in zip(blocks, own, strict=True)])
+            else:
+                own = blocks @ own
+            found = own.transpose(1, 0, 2)
+            found[free] -= found[free].mean(1, keepdims=True)  # what no penalty decides, and the loss does not see
+            return found
+
+        z, r = np.zeros_like(right), right.copy()
+        r[free] -= r[free].mean(1, keepdims=True)
+        d = m = back(r)
+        rho = (r * m).sum((0, 1))
+        goal, open_ = goals**2 * rho, rho > 0
+        for turn in range(TURNS):
+            open_ &= rho > goal  # one that has ended stays as it is: rounding would lead it away
+            if not open_.any():
+                return z, turn
+            Hd = self.times(d)
+            along = np.where(open_, rho, 0.0) / np.where(open_, (d * Hd).sum((0, 1)), 1.0)
+            z, r = z + along * d, r - along * Hd
+            m = back(r)
+            rho, before = (r * m).sum((0, 1)), rho
+            d = m + np.where(open_, rho, 0.0) / np.where(open_, before, 1.0) * d
+        return z, TURNS
+
+
+class ByClasses(OneByOne):
+    """With the blocks of a solution nearby."""
+
+    def __init__(self, loss: Multinomial, sets: Sets, grouping: Grouping):
+        super().__init__(loss, sets, grouping)
+        self.train, self.held = ([sets.rows.at(at) for at in parts] for parts in (sets.train, sets.held))
+        self.member = np.zeros((len(grouping.index), grouping.count))
+        self.member[np.arange(len(grouping.index)), grouping.index] = 1.0
+        self.free = grouping.factors == 0
+
+    def fitted(self, theta: Array) -> Solved:
+        """The coefficients on all rows, from those of a fold."""
+        known = [state.at for states in self.states.values() for state in states.values()]
+        start = known[-1] if known else np.zeros((len(self.member), self.loss.outputs))
+        w, _, closed = self._newton(self.sets.rows, self.grouping.penalties(theta), start, None, CLOSE)
+        return Solved(w, lambda v: v, closed=closed)
+
+    def _solved(self, theta: Array, problem: int, train: int, close: float) -> State:
+        state = self._last(theta, train)
+        if state is not None and np.array_equal(state.theta, theta) and state.close <= close:
+            return state
+        rows, penalties = self.train[train], self.grouping.penalties(theta)
+        w, blocks = np.zeros((len(self.member), self.loss.outputs)), None
+        if state is not None:
+            w, blocks = state.at, state.factor
+        if state is not None and state.moves is not None:
+            moved = w + state.moves @ state.moved(theta)
+            w = min(moved, w, key=lambda one: self._value(rows, penalties, one)[0])
+        w, blocks, closed = self._newton(rows, penalties, w, blocks, close)
+        self.closed = self.closed and closed
+        return self._keep(problem, train, State(theta, w, None, blocks, close))
+
+    def _value(self, rows: Rows, penalties: Array, w: Array) -> tuple[float, Array]:
+        each, slope = self.loss.each(rows, w)
+        return float(rows.s @ each) + 0.5 * float(penalties @ (w * w).sum(1)), slope
+
+    def _newton(self, rows: Rows, penalties: Array, w: Array, blocks: Any, close: float) -> tuple[Array, Any, bool]:
+        """Newton's method with step halving, its systems solved the more exactly the nearer the end is."""
+        weight, last, (value, slope) = rows.weight, np.inf, self._value(rows, penalties, w)
+        tol = INEXACT if close > FLAT**1.2 else EXACT  # a decrement that is not exact is too small
+        for _ in range(NEWTON):
+            here = Lower(rows, penalties, w)
+            gradient = rows.X.T @ (rows.s[:, None] * slope) + penalties[:, None] * w
+            blocks = here.blocks() if blocks is None else blocks
+            steps, turns = here.solve(gradient[:, :, None], blocks, np.array([tol]))
+            blocks = None if turns >= LONG else blocks
+            step = steps[:, :, 0]
+            decrement = float((gradient * step).sum())
+            if not np.isfinite(decrement):
+                raise LinAlgError("the Newton step is not finite")
+            t, moved = 1.0, False
+            if decrement <= 0.0 or turns == TURNS:  # nothing but rounding is left
+                break
+            while t > 1e-6 and not moved:
+                trial = w - t * step
+                there, slope_t = self._value(rows, penalties, trial)
+                moved = there <= value - 1e-4 * t * decrement or decrement <= FLAT * weight
+                t *= 0.5
+            if moved:
+                w, value, slope = trial, there, slope_t
+            slow = decrement > 0.2 * last
+            if decrement <= close * weight or not moved or (decrement <= FLAT * weight and slow and tol <= EXACT):
+                break
+            last, tol = decrement, max(min(tol, (decrement / weight) ** 0.5) * (0.1 if slow else 1.0), EXACT)
+        w = w - self.free[:, None] * w.mean(1, keepdims=True)
+        return w, blocks, abs(decrement) <= max(close, FLAT) * weight
+
+    def _derived(self, theta: Array, problem: int, train: int, held: int, close: float, to: Array) -> Derived:
+        state, penalties = self._solved(theta, problem, train, close), self.grouping.penalties(theta)
+        rows, out, w = self.train[train], self.held[held], state.at
+        here, there = Lower(rows, penalties, w), Lower(out, penalties, w)
+        each, slope = self.loss.each(out, w)
+        pulled, member = penalties[:, None] * w, self.member @ to
+        right = np.concatenate(
+            [(out.X.T @ (out.s[:, None] * slope))[:, :, None], -pulled[:, :, None] * member[:, None]], axis=2
+        )
+        exact = max(close**0.5, 1e-11)
+        goals = np.array([exact] + [min(ROUGH, 10 * exact)] * to.shape[1])
+        if state.factor is None:
+            state.factor = here.blocks()
+        found, turns = here.solve(right, state.factor, goals)
+        if turns >= LONG:
+            state.factor = None
+        v, state.moves, state.to = found[:, :, 0], found[:, :, 1:], to
+        gradient = -(v * pulled).sum(1) @ self.member
+        crossed = member.T @ ((v * penalties[:, None])[:, :, None] * state.moves).sum(1)
+        p, C, k = found.shape
+        inside = here.centred((rows.X @ found.reshape(p, C * k)).reshape(-1, C, k))
+        seen = there.centred((out.X @ state.moves.reshape(p, -1)).reshape(-1, C, k - 1))
+        weigh = (rows.s[:, None] * here.P * inside[:, :, 0])[:, :, None]
+        both, across = inside[:, :, 1:].reshape(-1, k - 1), seen.reshape(-1, k - 1)
+        hessian = across.T @ ((out.s[:, None] * there.P).reshape(-1, 1) * across)
+        hessian += (to.T * gradient) @ to - crossed - crossed.T - both.T @ (weigh * inside[:, :, 1:]).reshape(-1, k - 1)
+        return Derived(each, float(out.s @ each), gradient @ to, hessian)
