@@ -147,7 +147,7 @@ def reproduce(
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each setting (default: 1, 1, 3, 5).")] = None,
     reading: Annotated[
-        str, typer.Option(help="How the tasks are read: paper, penalised, pool, once, second.")
+        str, typer.Option(help="How the tasks are read: paper, penalised, pool, once, divided, second.")
     ] = "paper",
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, one thread each.")] = os.cpu_count() or 1,
     backend: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite
 
 import pytest
@@ -19,6 +20,7 @@ from bisls.experiments.figures import (
     opt,
     sample_hyper,
     search_and_runtime,
+    search_cost,
     search_cost_beta,
 )
 from bisls.experiments.representation import BETAS, all_alike, best_pair, finals, neighbours, tuned
@@ -30,6 +32,7 @@ NAMES = (
     "search_and_runtime",
     "opt",
     "eta",
+    "search_cost",
     "search_cost_beta",
     "delta_opt1",
     "delta_opt3",
@@ -226,11 +229,19 @@ def test_upper_checks():
     def verdicts(first, second, kept, own):
         by = {"option 1": runs(0.1, upper=first), "eta = 1": runs(0.1, upper=kept), "eta = 2": runs(0.1, upper=second)}
         costs = {"BiSLS-SGD": by, "BiSLS-Adam": by}
-        return judged(search_and_runtime.judge_costs(costs, runs(0.1, upper=own)))
+        return judged(search_cost.judge(costs, runs(0.1, upper=own), 200))
 
     assert verdicts(100.0, 9.0, 4.0, 1.0) == [HOLDS] * 5
     assert verdicts(100.0, 80.0, 90.0, 5.0)[:4] == [FAILS] * 4
     assert verdicts(1000.0, 9.0, 4.0, 9.0) == [HOLDS, FAILS, HOLDS, FAILS, FAILS]
+
+
+def test_checks_are_told_with_and_without_searches_that_do_not_end():
+    mixed = replace(run(0.1), curves={**run(0.1).curves, "upper_checks": (80.0, 8.0, 200.0, 10.0)})
+    by = {name: [mixed] for name in ("option 1", "eta = 1", "eta = 2")}
+    told = search_cost.judge({"BiSLS-SGD": by, "BiSLS-Adam": by}, runs(0.1), 200)[1].numbers
+    assert "option 1 74.5" in told
+    assert "of searches that end, the first of a run not counted: option 1 9 ± 1" in told
 
 
 def test_time_to_an_accuracy():

@@ -156,10 +156,17 @@ def test_demo_2_statements():
 def test_app_single_level_statements():
     one, two = {"jump": 0.5, "below": 0.1, "late": 1.0}, {"jump": 0.8, "below": 0.1, "late": 0.95}
     good = {name: losses(0.1, **(two if "two" in name else one)) for name in app_single_level.METHODS}
+    good |= {app_single_level.ALONE: losses(0.2, **one)}
     assert judgements(app_single_level.judge(good)) == [HOLDS] * 6
+    # alike at the end, not on the way there
+    slow = good | {"SPSB, two samples": [made([1.0] * 40 + [0.1] * 20, most=1.0, least=0.1, **two)]}
+    assert judgements(app_single_level.judge(slow))[0] is FAILS
+    lost = good | {"SLSB, two samples": [made([1.0, nan], error="lost", most=1.0, least=0.1, **two)]}
+    assert judgements(app_single_level.judge(lost))[1] is FAILS
     bad = {name: losses(0.2 if "two" in name else 0.1, **one | {"late": 0.5}) for name in good}
     bad |= {f"{rule}, two samples": losses(0.2, **two | {"jump": 0.3}) for rule in ("SPSB", "SLSB")} | {
-        AUTO: losses(0.3)
+        AUTO: losses(0.3),
+        app_single_level.ALONE: losses(0.5, **one),
     }
     assert judgements(app_single_level.judge(bad)) == [FAILS] * 6
     never = {name: losses(0.1, **one | {"jump": nan}) for name in good}
@@ -366,3 +373,7 @@ def test_rates_statements():
 def test_steps_that_never_leave_the_ceiling_say_nothing():
     always = {name: losses(0.1, jump=nan, below=0.0, late=1.0) for name in app_single_level.METHODS}
     assert judgements(app_single_level.judge(always))[:5] == [UNDECIDED] * 5
+    # what counts is not how many steps are below the ceiling but what they do: few of them may save a run
+    few = {name: losses(0.1, jump=0.5, below=0.001, late=1.0) for name in always}
+    few |= {app_single_level.ALONE: losses(0.5, jump=nan, below=0.0, late=1.0)}
+    assert [judgements(app_single_level.judge(few))[i] for i in (0, 1, 4)] == [HOLDS] * 3

@@ -87,11 +87,15 @@ def test_the_keyboard_reaches_the_report(browser, written):
     assert browser.run("return location.hash") == "#main"
 
 
-def test_statements_are_filtered_by_verdict(browser, written):
+def test_statements_are_filtered_by_verdict_and_by_whose_they_are(browser, written):
     outcomes, path = written
     browser.open(path)
-    verdicts = [str(verdict.judgement) for one in outcomes for verdict in one.verdicts]
+    verdicts = [verdict for one in outcomes for verdict in one.verdicts]
     shown = "return [...document.querySelectorAll('.scroll tbody tr')].filter(e => e.offsetParent !== null).length"
-    for name in ("fails", "undecided", "holds", "all"):
-        browser.run(f"document.querySelector('.filter input[value={name}]').click()")
-        assert browser.run(shown) == (len(verdicts) if name == "all" else verdicts.count(name)), name
+    for whose in ("paper", "own", "both"):
+        browser.run(f"document.querySelector('.filter input[value={whose}]').click()")
+        meant = [verdict for verdict in verdicts if whose == "both" or verdict.ours == (whose == "own")]
+        for name in ("fails", "undecided", "holds", "all"):
+            browser.run(f"document.querySelector('.filter input[value={name}]').click()")
+            expected = [verdict for verdict in meant if name in ("all", str(verdict.judgement))]
+            assert browser.run(shown) == len(expected), (whose, name)

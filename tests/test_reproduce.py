@@ -380,7 +380,7 @@ def invoke(*arguments):
     [
         (("reproduce", "qudratics"), "did you mean quadratics"),
         (("reproduce", "--scale", "huge"), "smoke, quick, standard, paper"),
-        (("reproduce", "--reading", "tea leaves"), "paper, penalised, pool, once, second"),
+        (("reproduce", "--reading", "tea leaves"), "paper, penalised, pool, once, divided, second"),
         (("reproduce", "--backend", "slurm"), "local, dask, ray"),
         (("reproduce", "--seeds", "0"), "--seeds"),  # the rest of the sentence is typer's, and changes
         (("sensitivity", "chess"), "penalties"),

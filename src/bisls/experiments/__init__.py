@@ -24,6 +24,7 @@ NAMES = (
     "demo_4",
     "hyper_more",
     "search_and_runtime",
+    "search_cost",
     "opt",
     "eta",
     "search_cost_beta",

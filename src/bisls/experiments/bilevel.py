@@ -144,7 +144,7 @@ class Representation(BilevelRun):
         forward, method = 1e-3 + self.batch * 1.6e-5, self.method
         passes = (self.lower_iters + 6) * (1.5 if method == DEFAULT else 1.0)
         if self.searches and method["upper_step"] is None:
-            checks = _checks(method["restart"], 12.0, 80.0) + 60.0 / self.steps
+            checks = _checks(method["restart"], 25.0, 85.0) + 60.0 / self.steps  # some searches end at the cap only
             passes += min(checks, method["max_checks"]) * (1 + method["response_steps"])
         if self.searches and method["lower_step"] is None:
             begun = 9.5 * log(max(1.0, method["beta"] / 0.5))  # 0.9^n from beta to where lower steps end

@@ -21,6 +21,7 @@ ORDER = (  # which figures decide most for the time that they take, and which ne
     "demo_3",
     "mnist_sample",
     "mnist_sps",
+    "search_cost",
     "search_and_runtime",
     "datadist",
     "mnist50",

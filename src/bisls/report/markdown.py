@@ -19,7 +19,7 @@ def markdown_table(outcomes: Sequence[Outcome]) -> str:
     lines = [
         f"The paper's claims: {count(verdicts, ours=False)}. Our default: {count(verdicts, ours=True)}.",
         "",
-        "| figure | statement | the paper has | we see | verdict |",
+        "| figure | statement | the paper says | we see | verdict |",
         "|---|---|---|---|---|",
     ]
     for outcome, name in zip(outcomes, slugs([outcome.name for outcome in outcomes]), strict=True):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from collections.abc import Sequence
+from math import expm1, inf, isfinite, log1p
+
+import numpy as np
 
 from bisls.experiments.asking import over_seeds
-from bisls.experiments.base import Asking, Figure, Findings, Plan
+from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.drawing import limits
-from bisls.experiments.evidence import DECIDES, if_progressed, initial
-from bisls.experiments.judging import alike, at_most, below, claim, listed, mean, ours, show, yes
+from bisls.experiments.evidence import if_progressed, initial
+from bisls.experiments.judging import alike, at_most, below, both, claim, listed, mean, ours, show, yes
 from bisls.experiments.stochastic import AUTO, CEILING, Groups, classification, curves, describe, late, under
 from bisls.outcome import Judgement, Panel, Verdict
 
+ALONE = "decaying SGD"  # the ceiling without the rule
 METHODS = {  # and how many samples
     "SPSB": 1,
     "SPSB, two samples": 2,
     "SLSB": 1,
     "SLSB, two samples": 2,
-    "decaying SGD": 1,
+    ALONE: 1,
     AUTO: 1,
 }
 RULES = ("SPSB", "SLSB")
@@ -53,16 +57,22 @@ def judge(groups: Groups) -> tuple[Verdict, ...]:
     """One and two samples alike in loss, not in the step's unrest; the ceiling at the end."""
     ends = {name: [late(run) for run in runs] for name, runs in groups.items()}
     free = {name: [run.numbers["below"] for run in groups[name]] for name in METHODS if name.startswith(RULES)}
+    matters = {name: mean(course(groups[name], groups[ALONE])) > log1p(ALIKE) for name in free}
     first, verdicts = initial(*groups.values()), []
     for rule in RULES:
         pair = (rule, f"{rule}, two samples")
         judged, ratio = alike({name: ends[name] for name in pair}, ALIKE)
+        apart = course(*(groups[name] for name in pair))
+        judged = both(judged, at_most(apart, [log1p(ALIKE)] * len(apart)))
         judged = if_progressed(judged, first, *(ends[name] for name in pair))
-        if max(mean(free[name]) for name in pair) < DECIDES:  # then both are decaying SGD
+        if not any(matters[name] for name in pair):  # then all are decaying SGD
             judged = Judgement.UNDECIDED
-        text = f"{rule} with one and with two samples end alike (train losses within {ALIKE:.0%})"
-        shares = listed({name: [100 * share for share in free[name]] for name in pair})
-        numbers = f"ratio {show(ratio)}; {listed(ends)}; percent of all steps below the ceiling: {shares}"
+        text = f"{rule} with one and with two samples are alike: train losses within {ALIKE:.0%} over the run and at the end"
+        sgd = ", ".join(f"{name} {show(expm1(mean(course(groups[name], groups[ALONE]))))}" for name in pair)
+        numbers = (
+            f"apart {show(expm1(mean(apart)))} on average, at the end a ratio of {show(ratio)}; from {ALONE}, which has the same "
+            f"ceiling, on average {sgd}; ends {listed(ends)}"
+        )
         verdicts.append(claim(text, judged, numbers))
     for rule in RULES:
         pair = (rule, f"{rule}, two samples")
@@ -78,15 +88,28 @@ def judge(groups: Groups) -> tuple[Verdict, ...]:
         )
     ended = {name: [run.numbers["late"] for run in groups[name]] for name in METHODS if name.startswith(RULES)}
     judged = yes(all(min(values) >= ENDED for values in ended.values()))
-    if max(map(mean, free.values())) < DECIDES:  # they never left it
+    if not all(matters.values()):  # then one of them never left it to any effect
         judged = Judgement.UNDECIDED
     text = f"The steps end on the ceiling: at least {ENDED:.0%} of the last tenth are on it, for each of the four"
-    verdicts.append(claim(text, judged, listed(ended)))
+    shares = listed({name: [100 * share for share in values] for name, values in free.items()})
+    verdicts.append(claim(text, judged, f"{listed(ended)}; percent of all steps below the ceiling: {shares}"))
     paper = {name: values for name, values in ends.items() if name != AUTO}
     best = min(paper, key=lambda name: mean(paper[name]))
     text = f"Auto ends at or below the best of the others ({best})"
     own = if_progressed(at_most(ends[AUTO], paper[best]), first, ends[AUTO])
     return (*verdicts, ours(text, own, listed(ends)))
+
+
+def course(one: Sequence[RunRecord], two: Sequence[RunRecord]) -> list[float]:
+    """How far two curves are apart, for each seed: the mean |log ratio| of the losses; infinite where a run was lost."""
+    apart = []
+    for a, b in zip(one, two, strict=True):
+        x, y = a.curve("loss"), b.curve("loss")
+        usable = (
+            not (a.error or b.error) and len(x) == len(y) and np.isfinite([x, y]).all() and (np.minimum(x, y) > 0).all()
+        )
+        apart.append(float(np.abs(np.log(x / y)).mean()) if usable else inf)
+    return apart
 
 
 FIGURE = Figure(

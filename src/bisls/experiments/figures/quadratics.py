@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from math import log
+from dataclasses import replace
+from math import hypot, log, nan
 from typing import Any
 
 from bisls import optim
 from bisls.experiments.asking import over_seeds
-from bisls.experiments.base import Asking, Figure, Findings, Plan
+from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
+from bisls.experiments.drawing import limits
 from bisls.experiments.evidence import if_progressed, initial
 from bisls.experiments.judging import at_most, below, both, claim, ours, show
 from bisls.experiments.method import Method
@@ -34,7 +36,7 @@ PATHS = 300  # points of a path that are drawn
 def ask(plan: Plan) -> Asking:
     """Every method under every ceiling, and Auto, on a few random problems."""
     gammas = plan.pick((1.0,), (1.0, 10.0), (1.0, 10.0))
-    problems = range(max(plan.seeds, plan.pick(1, 5, 5)))
+    problems = range(max(plan.seeds, plan.pick(1, 5, 60, standard=60)))
     steps = plan.pick(40, 1000, 5000)
     common: dict[str, Any] = {"problem": "quadratics", "steps": steps, "every": plan.pick(1, 1, 5)}
     wanted = {
@@ -61,19 +63,25 @@ def ask(plan: Plan) -> Asking:
 def panels(groups: Groups) -> tuple[Panel, ...]:
     """Objective, distance, step and path."""
     shown = (("Objective", "f", "loss", "k"), ("Distance to the optimum", "distance", "distance", "k"))
-    drawn = [
-        Panel(
-            title, "iteration", label, curves(groups, y, x), yscale="log", alt=f"{title} against iterations, by method."
-        )
-        for title, label, y, x in (*shown, ("Step size", "gamma", "step", "step_k"))
-    ]
-    paths = [
-        Series(name, runs[0].curves["x1"][:PATHS], runs[0].curves["x2"][:PATHS], ours=name == AUTO)
-        for name, runs in groups.items()
-    ]
+    drawn = []
+    for title, label, y, x in (*shown, ("Step size", "gamma", "step", "step_k")):
+        lines = curves(groups, y, x)
+        begun = max(run.first(y) for runs in groups.values() for run in runs)
+        # who flies off first is cut off, and so is the band of a step of nothing: they would flatten all others
+        cut = limits([replace(line, low=None) for line in lines], 3 * begun)
+        alt = f"{title} against iterations, by method."
+        drawn.append(Panel(title, "iteration", label, lines, yscale="log", ylim=cut, alt=alt))
+    paths = [Series(name, *_path(runs[0]), ours=name == AUTO) for name, runs in groups.items()]
     paths.append(Series("optimum", (0.0,), (0.0,), points=True))
     alt = "Paths in the plane from one start; the optimum is at the origin."
     return (*drawn, Panel("Paths", "x1 - x1*", "x2 - x2*", tuple(paths), equal=True, alt=alt))
+
+
+def _path(run: RunRecord) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The first points of a path, with gaps where it is far away."""
+    points = zip(run.curves["x1"][:PATHS], run.curves["x2"][:PATHS], strict=True)
+    near = [(a, b) if hypot(a, b) <= 2 * AWAY else (nan, nan) for a, b in points]
+    return tuple(a for a, _ in near), tuple(b for _, b in near)
 
 
 def judge(groups: Groups, gamma: float) -> tuple[Verdict, ...]:

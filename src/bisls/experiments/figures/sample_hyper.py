@@ -75,7 +75,8 @@ def ask(plan: Plan) -> Asking:
     settings = describe(
         next(iter(wanted.values())), **{
             "methods": "alpha_k at most alpha_b0 / sqrt(k + 1); decaying SGD has that very step",
-            "lower step": f"constant, {LOWER:g} as in the paper, and {second:g}, which tuning finds for SGD on this task",
+            "lower step": f"constant, {LOWER:g} as in the paper"
+            + (", as tuning finds for SGD too" if second == LOWER else f", and {second:g}, which tuning finds for SGD here"),
             "two samples": "loss and hypergradient norm for the step from an independent upper batch",
         },
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Figure search_and_runtime: how well yhat must be solved, what the upper search costs, how soon 85 % are reached."""
+"""Figure search_and_runtime, a and c: how well yhat must be solved, how soon 85 % are reached. Its b is `search_cost`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,21 @@ from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import DEFAULT, OWN, constant, describe
 from bisls.experiments.drawing import dots
-from bisls.experiments.figures.eta import growth
-from bisls.experiments.judging import at_most, both, claim, listed, mean, ours, show, yes
+from bisls.experiments.judging import at_most, both, claim, listed, mean, ours, show
 from bisls.experiments.representation import (
     CONSTANT,
-    METHODS,
-    checks,
-    describe_restarting,
     errors,
     learnt,
     representation,
-    restarting,
     searched,
-    short,
     tuned,
 )
 from bisls.hypergrad import Implicit
 from bisls.linear import CG
 from bisls.outcome import Panel, Verdict
-from bisls.steps import Restart
 
 LEVEL = 0.85  # the accuracy to be reached
 ENOUGH = 0.02  # one step for yhat is enough where the share of errors is at most so much above the best
-PAPER = {"BiSLS-SGD": (89.0, 9.0, 4.0), "BiSLS-Adam": (115.0, 9.0, 4.0)}  # checks: option 1, eta = 2, eta = 1
 MACHINE = "times of one machine; the counts beside them are of no machine"
 
 Runs = Mapping[str, Sequence[RunRecord]]
@@ -41,16 +33,14 @@ ByNumber = Mapping[int, Sequence[RunRecord]]
 
 
 def ask(plan: Plan) -> Asking:
-    """Steps for yhat, resets of the upper search, steps of CG; the default beside each."""
+    """Steps for yhat, steps of CG; the default beside each."""
     responses, conjugate = (
         plan.pick((1, 2), (1, 2, 5), (1, 2, 5, 10, 20)),
         plan.pick((5, 10), (5, 10), (5, 10, 20, 50)),
     )
-    resets = {"option 1": Restart(), **growth(plan)}
     steps = plan.pick(4, 20, 1000)
     solvers = {n: Implicit(CG(iters=n)) for n in conjugate}
     wanted = {f"yhat {n}": representation(plan, 0, searched(plan, response_steps=n), steps=steps) for n in responses}
-    wanted |= {f"{m} {r}": short(plan, restarting(plan, m, restart=own)) for m in METHODS for r, own in resets.items()}
     wanted |= {f"cg {n}": representation(plan, 0, searched(plan, hypergrad=own)) for n, own in solvers.items()}
     wanted |= {OWN: representation(plan, 0, DEFAULT), "short": representation(plan, 0, DEFAULT, steps=steps)}
     best, found = yield from tuned(plan, ("adam",), wanted)
@@ -59,36 +49,14 @@ def ask(plan: Plan) -> Asking:
     timed: dict[str, ByNumber] = {"BiSLS-Adam": {n: found[f"cg {n}"] for n in conjugate}}
     timed["tuned Adam"] = yield from over_seeds(plan.each_seed, adam)
     yhat = {n: found[f"yhat {n}"] for n in responses}
-    costs = {method: {name: found[f"{method} {name}"] for name in resets} for method in METHODS}
-    panels = (*_yhat(yhat, found["short"]), _costs(costs, found[OWN]), *_timed(timed, found[OWN]))
-    verdicts = judge_yhat(yhat) + judge_costs(costs, found[OWN]) + judge_timed(timed, found[OWN])
+    panels = (*_yhat(yhat, found["short"]), *_timed(timed, found[OWN]))
+    verdicts = judge_yhat(yhat) + judge_timed(timed, found[OWN])
     settings = describe(
         wanted["cg 10"],
         a=f"K = {steps}, reset option 3 (eta = 2) at both levels",
-        b="; ".join(describe_restarting(plan)[name] for name in ("iterations", "upper search", "lower search")),
         c=f"CPU seconds without evaluation; Adam tuned with 10 steps of CG: {best['adam']}, tuning not counted",
     )
-    return Findings(panels, verdicts, settings, seen=endless(costs, wanted["cg 10"].method["max_checks"]))
-
-
-def endless(costs: Mapping[str, Runs], cap: int) -> str:
-    """How many searches only the cap ended, and what the others cost: what the means do not tell."""
-    parts = []
-    for method, runs in costs.items():
-        for name, records in runs.items():
-            counts = np.concatenate([record.curve("upper_checks")[1:] for record in records])
-            if len(counts):
-                others = counts[counts < cap]
-                cost = f", the others took {np.mean(others):.1f} checks each" if len(others) else ""
-                parts.append(f"{method} {name}: {np.sum(counts >= cap)} of {len(counts)}{cost}")
-    return (
-        f"With delta = 0 a search need not end, and only the cap of {cap} checks ended some. Searches that it ended, the first "
-        f"iteration not counted: {'; '.join(parts)}. They make most of the means above."
-        if any(
-            np.any(r.curve("upper_checks")[1:] >= cap) for runs in costs.values() for rs in runs.values() for r in rs
-        )
-        else ""
-    )
+    return Findings(panels, verdicts, settings)
 
 
 def _yhat(yhat: ByNumber, own: Sequence[RunRecord]) -> list[Panel]:
@@ -101,14 +69,6 @@ def _yhat(yhat: ByNumber, own: Sequence[RunRecord]) -> list[Panel]:
         alt = f"{label} at the end of a run against the number of gradient steps that stand for y* at a trial point"
         panels.append(Panel(_title(label, "at the end"), "gradient steps for yhat", label, tuple(lines), alt=alt))
     return panels
-
-
-def _costs(costs: Mapping[str, Runs], own: Sequence[RunRecord]) -> Panel:
-    names = tuple(next(iter(costs.values())))
-    lines = [dots(method, names, [checks(one) for one in runs.values()]) for method, runs in costs.items()]
-    lines.append(dots(OWN, names, [checks(own)] * len(names), ours=True))
-    alt = "Checks of the upper search in an iteration for each way to begin it, BiSLS-SGD, BiSLS-Adam and the default"
-    return Panel("Upper checks", "reset", "checks an iteration", tuple(lines), yscale="log", bars=True, alt=alt)
 
 
 def _timed(timed: Mapping[str, ByNumber], own: Sequence[RunRecord]) -> list[Panel]:
@@ -169,32 +129,6 @@ def judge_yhat(yhat: ByNumber) -> tuple[Verdict, ...]:
     )
 
 
-def judge_costs(costs: Mapping[str, Runs], own: Sequence[RunRecord]) -> tuple[Verdict, ...]:
-    """Option 3 with eta = 2 is far cheaper than option 1, eta = 1 cheaper still; about as many checks as the paper counts."""
-    verdicts: list[Verdict] = []
-    cheapest: dict[str, list[float]] = {}
-    for method, runs in costs.items():
-        need = {name: checks(one) for name, one in runs.items()}
-        first, second, kept = (mean(need[name]) for name in ("option 1", "eta = 2", "eta = 1"))
-        numbers = f"checks an iteration: {listed(need)}"
-        ordered = yes(second <= 0.5 * first and kept < second)
-        statement = f"{method}: eta = 2 takes at most half as many checks as option 1, eta = 1 fewer than eta = 2"
-        verdicts.append(claim(statement, learnt(ordered, *runs.values()), numbers))
-        close = all(
-            told / 2 <= seen <= 2 * told for seen, told in zip((first, second, kept), PAPER[method], strict=True)
-        )
-        told = " / ".join(f"{value:g}" for value in PAPER[method])
-        statement = f"{method}: within a factor of two of the paper's {told} checks (option 1 / eta = 2 / eta = 1)"
-        spread = {"BiSLS-SGD": "89 ± 15", "BiSLS-Adam": "115 ± 16"}[method]
-        paper = f"option 1 {spread}, eta = 2 about 9, eta = 1 about 4"
-        verdicts.append(claim(statement, learnt(yes(close), *runs.values()), numbers, paper))
-        cheapest |= {f"{method}, {name}": values for name, values in need.items()}
-    best = min(cheapest, key=lambda name: mean(cheapest[name]))
-    numbers = f"BiSLS {show(mean(checks(own)))}, {best} {show(mean(cheapest[best]))}"
-    judgement = learnt(at_most(checks(own), cheapest[best]), own)
-    return (*verdicts, ours("The default needs at most as many checks as any", judgement, numbers))
-
-
 def judge_timed(timed: Mapping[str, ByNumber], own: Sequence[RunRecord]) -> tuple[Verdict, ...]:
     """BiSLS-Adam reaches 85 % in less time than tuned Adam at each number of CG steps; the default is sooner than either."""
     verdicts = []
@@ -221,9 +155,9 @@ def _shown(values: Sequence[float]) -> str:
 
 FIGURE = Figure(
     name="search_and_runtime",
-    title="What the upper search costs, and what it saves (hyper-representation)",
-    paper="One gradient step for yhat is enough. Option 1 takes about a hundred checks an iteration, option 3 with eta = 2 "
-    "about nine, eta = 1 four. BiSLS-Adam reaches 85 % sooner than tuned Adam, whatever the number of CG steps.",
+    title="What the upper search saves (hyper-representation)",
+    paper="One gradient step for yhat is enough. BiSLS-Adam reaches 85 % sooner than tuned Adam, whatever the number of CG "
+    "steps.",
     ask=ask,
     data=("mnist",),
 )
