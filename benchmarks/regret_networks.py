@@ -164,7 +164,7 @@ class FirstOrder(bisls.Lookahead):
 
     def look_back(self, oracle, upper_batch, lowered, state):
         upper = oracle.upper(upper_batch)
-        flat, _, _ = through(oracle, [], upper, self.following, lowered)
+        flat, _ = through(oracle, [], upper, self.following, lowered.began)
         oracle.problem.y.write_(lowered.y)
         return estimated(oracle, upper, flat, status=bisls.Status.OK, state={}, lower_grad_norm=nan)
 

@@ -180,10 +180,10 @@ def test_the_trace_is_what_differentiating_through_the_steps_needs(direction):
         assert [step.batch for step in lowered.trace] == rows
         assert torch.equal(lowered.trace[0].y, start)
         upper = oracle.upper(rows[0])
-        flat, _, _ = through(oracle, lowered.trace, upper, STILL)
+        flat, _ = through(oracle, lowered.trace, upper, STILL)
 
     ones = Adjoint(torch.ones_like(start))
-    scales = [step.derivative.back(ones, start, STILL)[1] for step in lowered.trace]
+    scales = [step.derivative.back(ones, lambda: start, STILL)[1] for step in lowered.trace]
     offsets = []  # the part of a step that does not depend on its gradient: momentum of earlier ones
     ends = [*(step.y for step in lowered.trace[1:]), lowered.y]
     for step, end in zip(lowered.trace, ends, strict=True):

@@ -177,3 +177,43 @@ def test_a_run_that_is_resumed_has_the_same_mean(tmp_path):
     again = run(9, True)
     assert again.count == whole.count == 9
     assert torch.equal(again.mean[0], whole.mean[0])
+
+
+def test_its_coordinates_without_bounds_take_exponentiated_steps():
+    simplex, vector = (
+        bisls.Simplex(floor=1e-3),
+        Vector([torch.zeros(4, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)]),
+    )
+    weights = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.75, 0.25], dtype=torch.float64)
+    slope = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0, 1.0], dtype=torch.float64)
+    free = simplex.free(weights, vector)
+    assert torch.allclose(simplex.placed(free, vector), weights)
+    there = simplex.placed(free - 0.7 * slope, vector)
+    assert torch.allclose(there, weights - 0.7 * simplex.bend(weights, slope, 0.7, vector))
+    moved = [simplex.placed(free + h * torch.eye(6, dtype=torch.float64)[1], vector) @ slope for h in (-1e-6, 1e-6)]
+    assert float(simplex.pulled(weights, slope, vector)[1]) == pytest.approx(
+        float(moved[1] - moved[0]) / 2e-6, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("bounds", [bisls.Simplex(), bisls.Box(0.0, 1.0)], ids=repr)
+def test_the_first_step_of_the_walk_is_found_inside_the_bounds(bounds):
+    """What all weights gain together is no gain on the simplex, and what crosses a bound is none in a box."""
+    x, y = (
+        torch.tensor([0.0, 0.5, 0.5] if isinstance(bounds, bisls.Box) else [0.2, 0.3, 0.5]).requires_grad_(),
+        torch.zeros(3, requires_grad=True),
+    )
+    goal = torch.tensor([0.1, 0.6, 0.3])
+    problem = bisls.Bilevel(
+        lambda batch: ((y - goal) ** 2).sum() + (10.0 * x[0] if isinstance(bounds, bisls.Box) else -10.0 * x.sum()),
+        lambda batch: ((y - x) ** 2).sum() + 0.1 * (y * batch).sum(),
+        [x],
+        [y],
+        upper_bounds=bounds,
+    )
+    solver = bisls.BiSLS(problem, hypergrad=bisls.Lookahead())
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(150):
+        solver.step(None, [torch.randn(3, generator=draw) * 0.01 for _ in range(5)])
+    found = torch.tensor([0.0, 0.6, 0.3]) if isinstance(bounds, bisls.Box) else goal
+    assert torch.allclose(x.detach(), found, atol=0.05)

@@ -40,6 +40,7 @@ ORDER = [
     "batches",
     "arrays",
     "evaluate",
+    "points",
     "oracle",
     "line",
     "record",

@@ -25,6 +25,18 @@ class Bounds(ABC):
         """Which coordinates sit on a bound that the descent direction would cross; None where that is not known."""
         return None
 
+    def free(self, flat: Tensor, vector: Vector) -> Tensor | None:
+        """A point of the set in coordinates of its own that have no bounds, for a long walk; None where it has none."""
+        return None
+
+    def placed(self, free: Tensor, vector: Vector) -> Tensor:
+        """The point of the set that belongs to such coordinates; where there are none, the nearest point."""
+        return self.project(free, vector)
+
+    def pulled(self, flat: Tensor, gradient: Tensor, vector: Vector) -> Tensor:
+        """A gradient by such coordinates; where there are none, the gradient."""
+        return gradient
+
     def bend(self, point: Tensor, direction: Tensor, reach: float, vector: Vector) -> Tensor:
         """A direction d whose ray ``point - t d`` stays inside the set up to ``t = reach``.
 
@@ -135,6 +147,20 @@ class Simplex(Bounds):
     def project(self, flat: Tensor, vector: Vector) -> Tensor:
         """The nearest weights; those that are weights already, up to rounding, as they are."""
         return vector.join([self._nearest(part.reshape(-1)) for part in vector.split(flat)])
+
+    def free(self, flat: Tensor, vector: Vector) -> Tensor:
+        """The logarithms of the weights."""
+        return torch.log(flat.clamp(min=max(self.floor, torch.finfo(flat.dtype).tiny)))
+
+    def placed(self, free: Tensor, vector: Vector) -> Tensor:
+        """The softmax, brought back above the floor."""
+        parts = (torch.softmax(part.reshape(-1).double(), 0).to(part) for part in vector.split(free))
+        return self.project(vector.join(list(parts)), vector)
+
+    def pulled(self, flat: Tensor, gradient: Tensor, vector: Vector) -> Tensor:
+        """``v_i (g_i - <v, g>)``: steps along it are exponentiated steps in the weights."""
+        pairs = zip(vector.split(flat), vector.split(gradient), strict=True)
+        return vector.join([v * (g - (v * g).sum()) for v, g in pairs])
 
     def bend(self, point: Tensor, direction: Tensor, reach: float, vector: Vector) -> Tensor:
         """The chord to where an exponentiated step of length ``reach`` leads."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,18 +21,21 @@ class Adjoint:
         momentum: The derivative by minus the momentum; None where there is none.
         squares: The derivative by the mean of squared gradients; None where nobody follows it.
         average: The derivative by an average of iterates; None where there is none.
+        iterate: The derivative by an iterate that is not y itself; None where there is none.
+        spare: Memory of the same form that nobody needs any more, for the next step back; None where there is none.
     """
 
     y: Tensor
     momentum: Tensor | None = None
     squares: Tensor | None = None
     average: Tensor | None = None
+    iterate: Tensor | None = None
+    spare: Tensor | None = None
 
     def whole(self) -> Tensor:
         """All that is owed to y where the steps began: an average, and an iterate that is not y itself, began there as well."""
-        if self.average is None:
-            return self.y
-        return self.y + self.average if self.momentum is None else self.y + self.average - self.momentum
+        others = (own for own in (self.average, self.iterate) if own is not None)
+        return sum(others, self.y)
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,22 @@ class Following:
         """What somebody who asks for a trace wants: True is what is usual, False nothing."""
         return Following() if trace is True else trace or None
 
-    def sees(self, left: int) -> bool:
-        """Whether a step is looked through when so many, itself among them, are left."""
-        return self.last is None or left <= self.last
+    def first(self, steps: int) -> int:
+        """The first of so many steps that is looked through."""
+        return 0 if self.last is None else max(steps - self.last, 0)
+
+
+def times(factor: Factor, v: Tensor, room: Tensor | None = None) -> Tensor | None:
+    """``factor v``: v itself where the factor is one, None where it is nothing. New memory costs more than the product."""
+    return None if _is(factor, 0.0) else v if _is(factor, 1.0) else torch.mul(v, factor, out=room)
+
+
+def _is(factor: Factor, number: float) -> bool:
+    return not isinstance(factor, Tensor) and factor == number
+
+
+def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:
+    return two if one is None else one if two is None else one + two
 
 
 def floored(scale: Tensor, floor: float) -> Tensor:
@@ -73,18 +89,23 @@ def floored(scale: Tensor, floor: float) -> Tensor:
 class Derivative(ABC):
     """One step, to be gone back through."""
 
+    def looks(self, following: Following) -> bool:
+        """Whether going back looks at the gradient of the step."""
+        return False
+
     @abstractmethod
-    def back(self, after: Adjoint, gradient: Tensor, following: Following) -> tuple[Adjoint, Tensor]:
+    def back(self, after: Adjoint, gradient: Callable[[], Tensor], following: Following) -> tuple[Adjoint, Tensor]:
         """From what is owed to the end of the step to what is owed to its beginning.
 
         Args:
-            after: Owed to y and the state after the step.
-            gradient: g, where the step was taken.
+            after: Owed to y and the state after the step. Its tensors are given away: they may be overwritten, or come back.
+            gradient: Gives g, where the step was taken.
             following: What of the state is differentiated.
 
         Returns:
             What is owed to y (its part through the gradient left out) and to the state before the step; and v, what is owed to
-            *minus* the gradient, so that ``g_yy v`` is still to be taken from the former, and ``g_xy v`` from h.
+            *minus* the gradient, so that ``g_yy v`` is still to be taken from the former, and ``g_xy v`` from h. v has memory of
+            its own.
         """
 
 
@@ -98,9 +119,9 @@ class Plain(Derivative):
 
     scale: Factor
 
-    def back(self, after: Adjoint, gradient: Tensor, following: Following) -> tuple[Adjoint, Tensor]:
+    def back(self, after: Adjoint, gradient: Callable[[], Tensor], following: Following) -> tuple[Adjoint, Tensor]:
         """``v = D l``."""
-        return after, self.scale * after.y
+        return after, torch.mul(after.y, self.scale, out=after.spare)
 
 
 @dataclass(frozen=True)
@@ -142,54 +163,58 @@ class Momentum(Derivative):
     shrink: Factor = 1.0
     squares: Squares | None = None
 
-    def back(self, after: Adjoint, gradient: Tensor, following: Following) -> tuple[Adjoint, Tensor]:
+    def looks(self, following: Following) -> bool:
+        """Where the mean of squares is followed."""
+        return self.squares is not None and following.squares
+
+    def back(self, after: Adjoint, gradient: Callable[[], Tensor], following: Following) -> tuple[Adjoint, Tensor]:
         """Back through the move, the momentum, the squares and the decays."""
-        moved = self.scale * after.y
-        owed = self.through * moved  # to minus m'
+        moved = torch.mul(after.y, self.scale, out=after.spare)
+        owed = times(self.through, moved)  # to minus m'
         if following.momentum and after.momentum is not None:
-            owed = owed + after.momentum
-        p = self.own * moved + self.share * owed  # owed to minus p
+            owed = after.momentum if owed is None else after.momentum.add_(owed)
+        room = moved if _is(self.own, 0.0) and owed is not moved else None
+        p = _sum(times(self.own, moved), None if owed is None else times(self.share, owed, room))  # owed to minus p
+        p = torch.zeros_like(moved) if p is None else p
         squares = after.squares
         if self.squares is not None and following.squares:
             own, part = self.squares, self.squares.by_square * after.y
-            squares = part if squares is None else squares + part
-            p = p - 2 * (1 - own.b2) * self.sign * gradient * squares
-            squares = own.b2 * squares
-        y = self.shrink * after.y - self.coupled * p
-        held = self.keep * owed if following.momentum else None
-        return Adjoint(y, held, squares), self.sign * p
+            squares = part if squares is None else squares.add_(part)
+            p = p - 2 * (1 - own.b2) * self.sign * gradient() * squares
+            squares = squares.mul_(own.b2)
+        y = after.y if _is(self.shrink, 1.0) else after.y.mul_(self.shrink)
+        if not _is(self.coupled, 0.0):
+            y.sub_(self.coupled * p)
+        v = p if _is(self.sign, 1.0) else self.sign * p
+        held = None
+        if following.momentum and owed is not None and not _is(self.keep, 0.0):
+            held = self.keep * owed if owed is v else owed.mul_(self.keep)
+        return Adjoint(y, held, squares), v
 
 
 @dataclass(frozen=True)
 class Averaged(Derivative):
-    """``z' = z - c g / a``, ``m' = m + w (z' - m)``, ``y' = m' + s (z' - m')``: an iterate, its mean, a point between.
-
-    ``momentum`` of an adjoint is what is owed to minus z here.
+    """``z' = z - D g``, ``m' = m + w (z' - m)``, ``y' = m' + s (z' - m')``: an iterate, its mean, a point between.
 
     Args:
-        size: c.
+        scale: D.
         weight: w, of the new iterate in the mean.
         share: s, of the way from the mean to the iterate.
-        scale: a.
     """
 
-    size: float
+    scale: Factor
     weight: float
     share: float
-    scale: Factor = 1.0
 
-    @property
-    def factor(self) -> Factor:
-        """c / a, by which the gradient moves the iterate."""
-        return self.size / self.scale
-
-    def back(self, after: Adjoint, gradient: Tensor, following: Following) -> tuple[Adjoint, Tensor]:
+    def back(self, after: Adjoint, gradient: Callable[[], Tensor], following: Following) -> tuple[Adjoint, Tensor]:
         """Back through the point, the mean and the iterate."""
-        mean = (1 - self.share) * after.y
-        mean = mean if after.average is None else mean + after.average
-        iterate = self.share * after.y + self.weight * mean  # owed to z'
-        iterate = iterate if after.momentum is None else iterate - after.momentum
-        return Adjoint(torch.zeros_like(after.y), -iterate, None, (1 - self.weight) * mean), self.factor * iterate
+        mean = torch.mul(after.y, 1 - self.share, out=after.spare)
+        mean = mean if after.average is None else mean.add_(after.average)
+        part = torch.mul(mean, self.weight, out=after.average)
+        iterate = after.y.mul_(self.share).add_(part)  # owed to z'
+        iterate = iterate if after.iterate is None else iterate.add_(after.iterate)
+        v = torch.mul(iterate, self.scale, out=after.iterate)
+        return Adjoint(part.zero_(), average=mean.mul_(1 - self.weight), iterate=iterate), v
 
 
 @dataclass(frozen=True)
@@ -204,10 +229,13 @@ class Within(Derivative):
     inner: Derivative
     free: Tensor
 
-    def back(self, after: Adjoint, gradient: Tensor, following: Following) -> tuple[Adjoint, Tensor]:
+    def looks(self, following: Following) -> bool:
+        """As the step does."""
+        return self.inner.looks(following)
+
+    def back(self, after: Adjoint, gradient: Callable[[], Tensor], following: Following) -> tuple[Adjoint, Tensor]:
         """Nothing is owed through what was cut off."""
-        kept = Adjoint(after.y * self.free, after.momentum, after.squares, after.average)
-        return self.inner.back(kept, gradient, following)
+        return self.inner.back(replace(after, y=after.y.mul_(self.free)), gradient, following)
 
 
 @dataclass(frozen=True)
@@ -220,6 +248,6 @@ class Probed(Derivative):
 
     product: Callable[[Tensor], Tensor]
 
-    def back(self, after: Adjoint, gradient: Tensor, following: Following) -> tuple[Adjoint, Tensor]:
+    def back(self, after: Adjoint, gradient: Callable[[], Tensor], following: Following) -> tuple[Adjoint, Tensor]:
         """``v = D l``; what the step does to y beside the gradient counts as nothing."""
         return after, self.product(after.y)

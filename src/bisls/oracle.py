@@ -2,86 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
+from math import nan
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bisls.evaluate import Graph, lower_point, precision, requiring_grad, started, unit_vectors, upper_point, value
+from bisls.evaluate import (
+    Graph,
+    Lean,
+    lower_point,
+    precision,
+    requiring_grad,
+    started,
+    unit_vectors,
+    upper_point,
+    value,
+)
 from bisls.operators import Memory, Operator, block_rows
+from bisls.points import Cost as Cost
+from bisls.points import LowerPoint as LowerPoint
+from bisls.points import Start as Start
+from bisls.points import UpperPoint as UpperPoint
+from bisls.points import number
 from bisls.problem import Bilevel, must_be_problem
-from bisls.ranks import mean_over_ranks
+from bisls.ranks import mean_over_ranks, world
 from bisls.still import Moment
+from bisls.vector import dot
 
-
-@dataclass
-class Cost:
-    """How many evaluations were made, by level. Counts do not depend on the machine; times do.
-
-    What the algorithms ask for is counted. A call that leaves no trace and decides nothing is not: the one that finds out how
-    exact a loss is.
-    """
-
-    upper_values: int = 0
-    upper_gradients: int = 0
-    lower_values: int = 0
-    lower_gradients: int = 0
-    lower_graphs: int = 0
-    hessian_products: int = 0
-    mixed_products: int = 0
-
-    def copy(self) -> Cost:
-        """The counts as they stand now."""
-        return Cost(**self.__dict__)
-
-    def __sub__(self, earlier: Cost) -> Cost:
-        return Cost(**{name: count - getattr(earlier, name) for name, count in self.__dict__.items()})
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(**{name: count + getattr(other, name) for name, count in self.__dict__.items()})
-
-
-@dataclass(frozen=True)
-class UpperPoint:
-    """f(x, y) on one batch, with both partial gradients."""
-
-    value: float
-    grad_x: Tensor
-    grad_y: Tensor
-    moment: Moment
-    spacing: Callable[[], float]
-
-    @property
-    def eps(self) -> float:
-        """The relative spacing of the numbers that the loss is computed in; found when somebody asks."""
-        return self.spacing()
-
-
-class LowerPoint:
-    """g(x, y) on one batch, with its gradient in y.
-
-    Attributes:
-        grad: The gradient, flat.
-        moment: The random state before the loss was called.
-    """
-
-    def __init__(self, value: Tensor, grad: Tensor, moment: Moment, spacing: Callable[[], float]):
-        self.grad, self.moment = grad, moment
-        self._value, self._spacing = value, spacing
-
-    @property
-    def eps(self) -> float:
-        """The relative spacing of the numbers that the loss is computed in; found when somebody asks."""
-        return self._spacing()
-
-    @cached_property
-    def value(self) -> float:
-        """g itself; read, and averaged over ranks, only if somebody asks."""
-        return _number(self._value)
+ALIGNED = 64  # numbers
 
 
 class LowerGraph:
@@ -91,14 +43,21 @@ class LowerGraph:
     """
 
     def __init__(self, oracle: Oracle, batch: Any, products: Graph):
-        problem = oracle.problem
         self._oracle = oracle
         self._products = products
         self.batch = batch
         self.moment, self.random = products.moment, products.random
-        self.value = _number(products.value)
-        self.grad = mean_over_ranks(problem.y.join(products.grad))
         self._free = self._not_held()
+
+    @cached_property
+    def value(self) -> float:
+        """g itself."""
+        return number(self._products.value)
+
+    @cached_property
+    def grad(self) -> Tensor:
+        """Its gradient in y, flat."""
+        return mean_over_ranks(self._oracle.problem.y.join(self._products.grad))
 
     @property
     def eps(self) -> float:
@@ -156,26 +115,47 @@ class LowerGraph:
         inner = v if self._free is None else v * self._free
         return mean_over_ranks(x.join(self._products.mixed(y.cast(inner))))
 
-    def both(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """``g_yy v`` and ``g_xy v`` from one pass, for a step that was taken: coordinates on a bound are like any other."""
-        cost, x, y = self._oracle.cost, self._oracle.problem.x, self._oracle.problem.y
-        cost.hessian_products += 1
-        cost.mixed_products += 1
-        by_y, by_x = self._products.both(y.cast(v))
-        return mean_over_ranks(y.join(by_y)), mean_over_ranks(x.join(by_x))
-
-    def mixed_through(self, v: Tensor) -> Tensor:
-        """``g_xy v`` alone, for a step that was taken."""
-        self._oracle.cost.mixed_products += 1
-        y = self._oracle.problem.y
-        return mean_over_ranks(self._oracle.problem.x.join(self._products.mixed(y.cast(v))))
-
     def mixed_transposed(self, d: Tensor) -> Tensor:
         """The mixed product ``g_yx d`` of a vector like x: how the lower gradient changes along d, like y."""
         self._oracle.cost.mixed_products += 1
         x, y = self._oracle.problem.x, self._oracle.problem.y
         product = mean_over_ranks(y.join(self._products.mixed_transposed(x.cast(d))))
         return product if self._free is None else product * self._free
+
+
+class StepBack:
+    """The graph of g's gradient where a lower step was taken, for one pass. Coordinates on a bound are like any other."""
+
+    def __init__(self, oracle: Oracle, products: Graph):
+        self._oracle, self._products = oracle, products
+
+    @cached_property
+    def grad(self) -> Tensor:
+        """The gradient, flat; where it was asked for as numbers."""
+        return mean_over_ranks(self._oracle.problem.y.join(self._products.grad))
+
+    def take(self, v: Tensor, from_x: Tensor, from_y: Tensor | None, sloped: bool) -> float:
+        """Take ``g_xy v`` from one vector like x and, if it is there, ``g_yy v`` from one like y, in place.
+
+        Returns:
+            ``<g, v>``, where that is wanted.
+        """
+        cost, x, y = self._oracle.cost, self._oracle.problem.x, self._oracle.problem.y
+        cost.mixed_products += 1
+        cost.hessian_products += from_y is not None
+        alone = world() == 1
+        by_y, by_x = self._products.last(
+            y.cast(v), from_y is not None, y.split(from_y) if alone and from_y is not None else None
+        )
+        for vector, flat, parts in ((y, from_y, by_y), (x, from_x, by_x)):
+            if flat is not None:
+                vector.subtract_(flat, parts if alone else vector.split(mean_over_ranks(vector.join(parts))))
+        return self._slope(v) if sloped else nan
+
+    def _slope(self, v: Tensor) -> float:
+        pairs = zip(self._oracle.problem.y.split(v), self._products.grad, strict=True)
+        own = sum(dot(own.reshape(-1), part.reshape(-1).to(v.dtype)) for own, part in pairs if part is not None)
+        return number(torch.tensor(own + self._products.slope, dtype=torch.float64))
 
 
 class MeanGraph:
@@ -218,21 +198,6 @@ def _mean(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).mean(0)
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where ``lower_start`` lets y begin.
-
-    Attributes:
-        y: The start, flat.
-        pulled: What is owed to it -> what is owed to x.
-        moment: The random state before.
-    """
-
-    y: Tensor
-    pulled: Callable[[Tensor], Tensor]
-    moment: Moment
-
-
 class Oracle:
     """Every number that the algorithms see of a problem.
 
@@ -253,31 +218,53 @@ class Oracle:
         self.cost = Cost()
         self.memory = Memory()
         self._eps: dict[str, float] = {}
+        self._rooms: dict[str, Tensor] = {}
 
-    def upper(self, batch: Any) -> UpperPoint:
-        """f and both of its partial gradients at the present (x, y): one forward and one backward pass."""
+    def rooms(self, name: str, n: int) -> Tensor:
+        """So many flat vectors like y to write into: the same memory for all who ask for that name, one after another.
+
+        New memory would take more time than what is written into it, and lie scattered. "y" and "scale" are for the trace of an
+        iteration, "work" for what nobody needs any more when a part has done its work.
+        """
+        there, y = self._rooms.get(name), self.problem.y
+        if there is None or len(there) < n:
+            self._rooms.pop(name, None)  # freed before the new ones are there
+            wide = -(-y.numel // ALIGNED) * ALIGNED  # each begins where one of its own would: sums are added up alike
+            there = self._rooms[name] = torch.empty(n, wide, dtype=y.dtype, device=y.device)[:, : y.numel]
+        return there[:n]
+
+    def upper(self, batch: Any, room: Tensor | None = None) -> UpperPoint:
+        """f and both of its partial gradients at the present (x, y): one forward and one backward pass.
+
+        Args:
+            batch: What the upper loss is called with.
+            room: Where the gradient in y is to be written, for somebody who uses it up.
+        """
         self._must_require_grad()
         self.cost.upper_gradients += 1
         x, y = self.problem.x, self.problem.y
         found = upper_point(self.problem, batch)
         n = len(x.tensors)
-        grads = mean_over_ranks(x.join(found.grad[:n])), mean_over_ranks(y.join(found.grad[n:]))
-        return UpperPoint(_number(found.value), *grads, found.moment, lambda: self.precision("upper_loss", batch))
+        grads = mean_over_ranks(x.join(found.grad[:n])), mean_over_ranks(y.join(found.grad[n:], room))
+        return UpperPoint(number(found.value), *grads, found.moment, lambda: self.precision("upper_loss", batch))
 
-    def lower(self, batch: Any, y: Tensor | None = None, replay: Moment | None = None) -> LowerPoint:
+    def lower(
+        self, batch: Any, y: Tensor | None = None, replay: Moment | None = None, room: Tensor | None = None
+    ) -> LowerPoint:
         """g and its gradient in y at the present x; nothing is recorded of x.
 
         Args:
             batch: What the lower loss is called with.
             y: Where, as a flat vector that is written into the parameters; None for the present y.
             replay: Makes it a probe: with the random numbers of that moment, and without a trace.
+            room: Where the gradient is to be written, for one that is of no use after the next.
         """
         self._must_require_grad("lower_params")  # x does not while it is held
         self.cost.lower_gradients += 1
         if y is not None:
             self.problem.y.write_(y)
         found = lower_point(self.problem, batch, replay)
-        mean = mean_over_ranks(self.problem.y.join(found.grad))
+        mean = mean_over_ranks(self.problem.y.join(found.grad, room))
         return LowerPoint(found.value, mean, found.moment, lambda: self.precision("lower_loss", batch))
 
     def start(self, batch: Any, graph: bool = False) -> Start:
@@ -304,10 +291,22 @@ class Oracle:
         self._must_require_grad()
         return LowerGraph(self, batch, Graph(self.problem, batch, replay))
 
+    def step_back(self, batch: Any, replay: Moment | None, valued: bool) -> StepBack:
+        """The same for a lower step that was taken, and for one pass.
+
+        Args:
+            batch: The batch of the step.
+            replay: Its random numbers.
+            valued: Whether somebody will look at the gradient.
+        """
+        self.cost.lower_graphs += 1
+        self._must_require_grad()
+        return StepBack(self, Graph(self.problem, batch, replay, Lean(self.problem.y.tensors, valued)))
+
     def upper_value(self, batch: Any, replay: Moment | None = None) -> float:
         """f at the present (x, y) as a probe: without grad, with random state and buffers put back."""
         self.cost.upper_values += 1
-        return _number(value(self.problem, "upper_loss", batch, replay))
+        return number(value(self.problem, "upper_loss", batch, replay))
 
     def lower_value(self, batch: Any, replay: Moment | None = None, y: Tensor | None = None) -> float:
         """g at the present x as a probe: without grad, with random state and buffers put back.
@@ -317,7 +316,7 @@ class Oracle:
         self.cost.lower_values += 1
         if y is not None:
             self.problem.y.write_(y)
-        return _number(value(self.problem, "lower_loss", batch, replay))
+        return number(value(self.problem, "lower_loss", batch, replay))
 
     @contextmanager
     def unfrozen(self) -> Iterator[None]:
@@ -355,7 +354,3 @@ class Oracle:
                         f"`Bilevel({name}=...)`: tensor {i} (shape {tuple(tensor.shape)}) no longer requires grad; "
                         "call requires_grad_() on it, or make the problem without it"
                     )
-
-
-def _number(value: Tensor) -> float:
-    return mean_over_ranks(value).item()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from statistics import median
@@ -25,7 +26,7 @@ from bisls.status import Status
 from bisls.steps.base import Memory
 from bisls.steps.curvature import Curvature
 from bisls.upper import State, Taken
-from bisls.vector import Vector, norm
+from bisls.vector import Vector, dot, norm
 from bisls.walk import Scaled, Walk
 
 OPENING = (0, 1, 2, 4, 7)  # after so many steps the scale of a step is looked for,
@@ -68,39 +69,45 @@ class Paced:
     ) -> Taken:
         """One step from (x, y), y as the lower level left it; the arguments are those of `Upper.take`."""
         scene = _Scene(oracle, sample, estimate, lower, lowered)
-        walk = Walk.unpacked(state).moved_to(x) if state else Walk.begin(x)
-        kept = _Kept.unpacked(state) if state else _Kept(norm(estimate.flat))
-        gradient, kept = kept.clipped(estimate.flat)
+        free, pulled = scene.freed(x)
+        walk = Walk.unpacked(state).moved_to(free) if state else Walk.begin(free)
+        kept = _Kept.unpacked(state) if state else _Kept(norm(pulled))
+        gradient, kept = kept.clipped(pulled)
         if lowered.status is Status.RESTARTED:  # nothing that was measured with that y is of use
             return scene.stay(Walk.begin(walk.start), _Kept(kept.norm), Status.RESTARTED)
-        if walk.pace.lost or walk.pace.dead >= DEAD:
+        checks = 0
+        if walk.pace.dead >= DEAD:
             return scene.stay(walk.lost(), kept, Status.RESTARTED)
+        if walk.pace.lost:  # y may have raised f as well, as it does where the two levels want opposite things
+            began, checks = scene.value(walk.start), 1
+            if not estimate.value <= began < inf:
+                return scene.stay(walk.lost(), kept, Status.RESTARTED, checks)
+            walk = walk.pardoned(began)
         if lower.restarts:
-            best = (kept.best or Best.begin(x, lowered.y)).seen(estimate.value, x, lowered.y)
+            best = kept.best or Best(x, x if lowered.beginning.y is None else lowered.beginning.y)
+            best = best.seen(estimate.value, scene.there(best.x, best.y), x, lowered.y)
             if best.risen:
                 return scene.back(walk, replace(kept, best=best.again()))
             kept = replace(kept, best=best)
-        checks, opening = 0, walk.pace.k in OPENING or (walk.pace.k in LATER and kept.apart)
+        opening = walk.pace.k in OPENING or (walk.pace.k in LATER and kept.apart)
         if walk.pace.due and not opening:
             # a share of what was gained is slack where all of it is x's gain; with a y that goes on, most of it is y's own
             worse = 0.0 if oracle.problem.lower_start is None else WORSE
-            walk, checks = walk.voted(estimate.value, scene.value(walk.average), worse), 1
+            walk, checks = walk.voted(estimate.value, scene.value(walk.average), worse), checks + 1
         walk, scaled = walk.learn(gradient)
         if scaled.square <= 0.0:
             return scene.stay(walk.died(estimate.value), kept, Status.STATIONARY, checks)
         if opening or walk.pace.ceiling == 0.0:  # the latter where the first gradients were forgotten
-            own = Curvature(start=self.alpha).choose(scene.line(x, scaled), Memory())
-            checks, kept = own.checks, kept.scaled(own.size)
+            own = Curvature(start=self.alpha).choose(scene.line(free, scaled), Memory())
+            checks, kept = checks + own.checks, kept.scaled(own.size)
             if not kept.found:
                 return scene.stay(walk, kept, own.status, checks)
             walk = walk.begun(kept.scale)
-        bounds = oracle.problem.upper_bounds
-        bent = None if bounds is None else lambda z, d, size: inside(bounds, z, d, size, oracle.problem.x)
-        after, size, _ = walk.step(scaled, bent)
-        there = after.point if bounds is None else bounds.project(after.point, oracle.problem.x)
+        after, size, _ = walk.step(scaled, scene.bent)
+        there = scene.placed(after.point)
         if not oracle.problem.x.holds(there):
             return scene.stay(walk.shorter(), kept, Status.NON_FINITE, checks)
-        walk = after.at(there, scaled.scale, estimate.value)
+        walk = after.at(scene.freed(there)[0], scaled.scale, estimate.value)
         oracle.problem.x.write_(there)
         oracle.problem.y.write_(lowered.y)
         return Taken(lowered.y, size, checks, Status.OK, Status.OK, {**walk.packed(), **kept.packed()})
@@ -174,27 +181,55 @@ class _Scene:
     lower: LowerPart
     lowered: Lowered
 
-    def value(self, x: Tensor) -> float:
-        """f at another x, with the lower steps repeated there, on the batch and the random numbers of the hypergradient."""
-        problem = self.oracle.problem
-        if problem.upper_bounds is not None:
-            x = problem.upper_bounds.project(x, problem.x)
+    def freed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the walk is, and the hypergradient by that: in coordinates without bounds, where there are such."""
+        bounds, vector = self.oracle.problem.upper_bounds, self.oracle.problem.x
+        free = None if bounds is None else bounds.free(x, vector)
+        if bounds is None or free is None:
+            return x, self.estimate.flat
+        return free, bounds.pulled(x, self.estimate.flat, vector)
+
+    def placed(self, free: Tensor) -> Tensor:
+        """The x that belongs to a point of the walk."""
+        bounds = self.oracle.problem.upper_bounds
+        return free if bounds is None else bounds.placed(free, self.oracle.problem.x)
+
+    @property
+    def bent(self) -> Callable[[Tensor, Tensor, float], Tensor] | None:
+        """What keeps a step of the walk inside the bounds, where its coordinates have any."""
+        bounds, vector = self.oracle.problem.upper_bounds, self.oracle.problem.x
+        if bounds is None or bounds.free(vector.read(), vector) is not None:
+            return None
+        return lambda z, d, size: inside(bounds, z, d, size, vector)
+
+    def value(self, free: Tensor) -> float:
+        """f at another point of the walk, with the lower steps repeated there, on the batch of the hypergradient."""
+        problem, x = self.oracle.problem, self.placed(free)
         if not problem.x.holds(x):
             return inf
         problem.x.write_(x)
         y = self.lower.rerun(self.oracle, self.sample.lower, self.lowered)
         if y is None or not problem.y.holds(y):
             return inf
-        problem.y.write_(y)
+        return self.there(x, y)
+
+    def there(self, x: Tensor, y: Tensor) -> float:
+        """f at another point, on the batch and the random numbers of the hypergradient."""
+        self.oracle.problem.x.write_(x)
+        self.oracle.problem.y.write_(y)
         moment = None if self.estimate.upper is None else self.estimate.upper.moment
         return self.oracle.upper_value(self.sample.upper, moment)
 
     def line(self, x: Tensor, scaled: Scaled) -> Line:
-        """f along the direction."""
-        slope = -scaled.square * scaled.unit
+        """f along the direction, in which nothing moves that sits on a bound."""
+        bounds, direction, slope = self.oracle.problem.upper_bounds, scaled.direction, -scaled.square * scaled.unit
+        held = None if bounds is None else bounds.held(x, direction, self.oracle.problem.x)
+        if held is not None and bool(held.any()):
+            direction = direction.masked_fill(held, 0.0)
+            slope = -dot(direction, direction * scaled.scale) * scaled.unit
         upper = self.estimate.upper
         eps = torch.finfo(x.dtype).eps if upper is None else upper.eps
-        return Line(self.estimate.value, slope, lambda t: self.value(x - t * scaled.direction), eps=eps)
+        return Line(self.estimate.value, slope, lambda t: self.value(x - t * direction), eps=eps)
 
     def stay(self, walk: Walk, kept: _Kept, status: Status, checks: int = 0) -> Taken:
         """No step, or one back to the start of the walk."""
@@ -203,9 +238,9 @@ class _Scene:
     def back(self, walk: Walk, kept: _Kept) -> Taken:
         """Back to where f was lowest, both levels."""
         assert kept.best is not None
-        return self._left(walk.moved_to(kept.best.x), kept.best.y, kept, Status.RETURNED)
+        return self._left(walk.moved_to(self.freed(kept.best.x)[0]), kept.best.y, kept, Status.RETURNED)
 
     def _left(self, walk: Walk, y: Tensor, kept: _Kept, status: Status, checks: int = 0) -> Taken:
-        self.oracle.problem.x.write_(walk.point)
+        self.oracle.problem.x.write_(self.placed(walk.point))
         self.oracle.problem.y.write_(y)
         return Taken(y, 0.0, checks, status, Status.OK, {**walk.packed(), **kept.packed()})

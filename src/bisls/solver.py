@@ -177,7 +177,7 @@ class Solver:
         if self._views and self._choice.open:
             self._look(self._sample(upper_batch, lower_batches, None, extra_batches))
         sample = self._sample(upper_batch, lower_batches, step_batch, extra_batches)
-        x, y = self.problem.x.read(), self.problem.y.read()
+        x, y = self.problem.x.read(), self._present_y()
         states, undo = (self._upper_state, self._lower_state, self._hypergrad_state, self._good), self.problem.kept()
         learnt = self.oracle.memory.learnt
         good = self._good = self._good or (x, y)
@@ -213,6 +213,11 @@ class Solver:
                 record,
             )
         return record
+
+    def _present_y(self) -> Tensor:
+        """What the lower parameters hold: where nobody has moved them, the vector that is there is not made again."""
+        y = self.problem.y
+        return self._good[1] if self._good is not None and y.holding(self._good[1]) else y.read()
 
     def _meet(self) -> None:
         """Before the first step with other processes: what must be the same on all of them is."""

@@ -104,8 +104,9 @@ _ADVICE = {
         "scale of the initial weights"
     ),
     Status.RETURNED: (
-        "the running mean of the upper loss had risen clearly above its lowest level, so x and y went back to where it was, and "
-        "the lower steps are a third as long from now on. Expected where y begins to learn its data by heart"
+        "the loss had risen clearly above its lowest level, so the parameters went back (in a bi-level run x and y to their best "
+        "point, where f was lower on the same batches; with `optim.Auto` to their average or their start), and the steps, the "
+        "lower ones of a bi-level run, are a third as long from now on. Expected where y begins to learn its data by heart"
     ),
     Status.LOWER_LOST: (
         "the lower optimiser led far above where it began, or to a model whose gradients are zero, so its steps were undone: y, "

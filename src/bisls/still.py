@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,7 @@ class _Watch:
         self._scripted: list[tuple[nn.Module, str, Tensor]] = []
         self._tensors: list[tuple[Tensor, Tensor]] = []
         self._seen: set[int] = set()
+        self._within: set[int] = set()  # watched for all of the time, whether they run or not
 
     def reach(self, around: Surroundings) -> None:
         """What a loss can reach may change without the call of a module: by its ``forward``, or a function of tensors."""
@@ -156,9 +158,15 @@ class _Watch:
         for module in around.modules:
             if not any(is_lazy(buffer) for buffer in module._buffers.values() if buffer is not None):
                 self.begins(module)
+                self._within.add(id(module))
+
+    def called(self, module: nn.Module) -> None:
+        """A module is about to run: those in reach are watched already."""
+        if id(module) not in self._within:
+            self.begins(module)
 
     def begins(self, module: nn.Module) -> None:
-        """A module is about to run."""
+        """From now on it is watched."""
         scripted = isinstance(module, torch.jit.ScriptModule)
         # the parts of a module are not announced one by one where compiled code runs them
         for part in module.modules() if self.with_parts or scripted else (module,):
@@ -176,7 +184,7 @@ class _Watch:
 
     def ends(self, module: nn.Module) -> None:
         """It has run: what it replaced is noted."""
-        while self._running:  # one that raised has not ended
+        while self._running and id(module) not in self._within:  # one that raised has not ended
             last, attributes, buffers = self._running.pop()
             if last is module:
                 self._compare(module.__dict__, attributes)
@@ -184,7 +192,7 @@ class _Watch:
                 return
 
     def _compare(self, now: dict[str, Any], then: dict[str, Any]) -> None:
-        if now.keys() == then.keys() and all(value is then[name] for name, value in now.items()):
+        if all(map(is_, now.values(), then.values())) and now.keys() == then.keys():
             return
         for name in {**then, **now}:
             was, became = then.get(name, _ABSENT), now.get(name, _ABSENT)
@@ -233,7 +241,7 @@ def _announced(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """A module's call, told to those who watch."""
     watchers = () if torch.compiler.is_compiling() else tuple(_watchers)  # what is compiled here runs later, unwatched
     for watch in watchers:
-        watch.begins(module)
+        watch.called(module)
     result = _call(module, *args, **kwargs)
     for watch in watchers:
         watch.ends(module)
@@ -249,7 +257,7 @@ def _announcing(watch: _Watch) -> Iterator[None]:
     """
     if not uses_compiler():
         handles = (
-            register_module_forward_pre_hook(lambda module, _: watch.begins(module)),
+            register_module_forward_pre_hook(lambda module, _: watch.called(module)),
             register_module_forward_hook(lambda module, _, __: watch.ends(module)),
         )
         try:

@@ -37,15 +37,17 @@ class Vector:
     def __init__(self, tensors: Iterable[Tensor]):
         self.tensors: tuple[Tensor, ...] = tuple(tensors)
         self.sizes = [tensor.numel() for tensor in self.tensors]
+        self._shapes = [tensor.shape for tensor in self.tensors]
         self.numel = sum(self.sizes)
         self.device = self.tensors[0].device
         self.dtype = reduce(torch.promote_types, (tensor.dtype for tensor in self.tensors), torch.float32)
         self.alike = all(tensor.dtype == self.dtype for tensor in self.tensors)
         self._is_flat = self.alike and len(self.tensors) == 1 and self.tensors[0].dim() == 1
 
-    def read(self) -> Tensor:
-        """The parameters' present values as one new flat vector."""
-        return self.join([tensor.detach() for tensor in self.tensors]).clone()
+    def read(self, room: Tensor | None = None) -> Tensor:
+        """The parameters' present values as one flat vector: a new one, or written into one that is there."""
+        room = torch.empty(self.numel, dtype=self.dtype, device=self.device) if room is None else room
+        return self.join([tensor.detach() for tensor in self.tensors], room)
 
     @torch.no_grad()
     def write_(self, flat: Tensor) -> None:
@@ -73,8 +75,8 @@ class Vector:
         """Views of a flat vector, shaped like the parameters."""
         if self._is_flat:
             return (flat,)
-        parts = torch.split(flat, self.sizes) if len(self.sizes) > 1 else (flat,)
-        return tuple(part.view(tensor.shape) for part, tensor in zip(parts, self.tensors, strict=True))
+        parts = torch.split_with_sizes(flat, self.sizes) if len(self.sizes) > 1 else (flat,)
+        return tuple(map(Tensor.view, parts, self._shapes))
 
     def cast(self, flat: Tensor) -> tuple[Tensor, ...]:
         """Like `split`, in each parameter's own dtype: what autograd asks of a vector it is to be multiplied with."""
@@ -83,16 +85,36 @@ class Vector:
             return parts
         return tuple(part.to(tensor.dtype) for part, tensor in zip(parts, self.tensors, strict=True))
 
-    def join(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """One flat vector from tensors shaped like the parameters; a missing one counts as zero."""
-        if len(tensors) == 1 and tensors[0] is not None:
+    def join(self, tensors: Sequence[Tensor | None], room: Tensor | None = None) -> Tensor:
+        """One flat vector from tensors shaped like the parameters; a missing one counts as zero.
+
+        Args:
+            tensors: The tensors.
+            room: A flat vector to write it into, where memory is to be used again.
+        """
+        if len(tensors) == 1 and tensors[0] is not None and room is None:
             return tensors[0] if self._is_flat else tensors[0].reshape(-1).to(self.dtype)
-        return torch.cat(
-            [
-                own.new_zeros(size, dtype=self.dtype) if tensor is None else tensor.reshape(-1).to(self.dtype)
-                for tensor, own, size in zip(tensors, self.tensors, self.sizes, strict=True)
-            ]
-        )
+        parts = [
+            own.new_zeros(size, dtype=self.dtype) if tensor is None else tensor.reshape(-1).to(self.dtype)
+            for tensor, own, size in zip(tensors, self.tensors, self.sizes, strict=True)
+        ]
+        return torch.cat(parts, out=room)
+
+    def holding(self, flat: Tensor) -> bool:
+        """Whether a flat vector is what the parameters hold now."""
+        pairs = zip(self.tensors, self.split(flat), strict=True)
+        return all(torch.equal(tensor.detach().to(self.dtype), part) for tensor, part in pairs)
+
+    def along(self, gradient: Tensor, before: Tensor) -> float:
+        """``<gradient, before - parameters>``, tensor by tensor: nothing of the size of all of them is made."""
+        parts = zip(self.split(gradient), self.split(before), self.tensors, strict=True)
+        return sum(dot(g.reshape(-1), (was - tensor.detach()).reshape(-1)) for g, was, tensor in parts)
+
+    def subtract_(self, flat: Tensor, tensors: Sequence[Tensor | None]) -> None:
+        """Take tensors shaped like the parameters from a flat vector, in place; a missing one counts as zero."""
+        for own, tensor in zip(self.split(flat), tensors, strict=True):
+            if tensor is not None:
+                own.sub_(tensor.detach())
 
     def holds(self, flat: Tensor) -> bool:
         """Whether the parameters can hold a flat vector: finite, and within the range of each one's own precision."""

@@ -2,6 +2,7 @@
 
 from bisls.evaluate.graph import Graph as Graph
 from bisls.evaluate.graph import unit_vectors as unit_vectors
+from bisls.evaluate.lean import Lean as Lean
 from bisls.evaluate.losses import gradient as gradient
 from bisls.evaluate.losses import lower_point as lower_point
 from bisls.evaluate.losses import precision as precision

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 
+from bisls.evaluate.lean import Lean
 from bisls.evaluate.losses import Parts, grad, must_depend, replayed, scalar
 from bisls.problem import Bilevel
 from bisls.still import Moment, twice_differentiable
@@ -25,7 +27,7 @@ class Graph:
 
     Attributes:
         value: g.
-        grad: Its gradient in y.
+        grad: Its gradient in y; without what lean layers have left out.
         moment: The random state before the loss was called.
         random: Whether the loss has drawn random numbers.
 
@@ -33,19 +35,25 @@ class Graph:
         problem: The problem.
         batch: What the lower loss is called with.
         replay: Makes it a probe, with the random numbers of that moment.
+        lean: Makes it one for a single product (`last`), with layers that cost less.
     """
 
-    def __init__(self, problem: Bilevel, batch: Any, replay: Moment | None):
+    def __init__(self, problem: Bilevel, batch: Any, replay: Moment | None, lean: Lean | None = None):
         self._x, self._y = problem.x.tensors, problem.y.tensors
+        self._lean = lean
         with replayed(problem, replay):
             self.moment = problem.moment()
             with twice_differentiable(), torch.enable_grad():
-                self._loss = scalar("lower_loss", problem.lower_loss(batch))
-                self._graph = grad(self._loss, self._y, True)
+                with lean or nullcontext():
+                    self._loss = scalar("lower_loss", problem.lower_loss(batch))
+                with lean.recording() if lean else nullcontext():
+                    self._graph = grad(self._loss, self._y, True)
             must_depend("lower_loss", "lower_params", self._graph)
             self.random = self.moment.passed
         self.value = self._loss.detach()
         self.grad: Parts = [None if part is None else part.detach() for part in self._graph]
+        if lean is not None:
+            self.grad = [None if part is None or lean.left_out(part) else part for part in self.grad]
         self._grad_x: Parts | None = None
 
     def hessian(self, v: Sequence[Tensor]) -> Parts:
@@ -56,10 +64,27 @@ class Graph:
         """``g_xy v``, for tensors like y."""
         return _product(self._graph, v, self._x)
 
-    def both(self, v: Sequence[Tensor]) -> tuple[Parts, Parts]:
-        """``g_yy v`` and ``g_xy v`` from one pass, for tensors like y."""
-        found = _product(self._graph, v, (*self._y, *self._x))
-        return found[: len(self._y)], found[len(self._y) :]
+    def last(self, v: Sequence[Tensor], both: bool, target: Sequence[Tensor] | None = None) -> tuple[Parts, Parts]:
+        """``g_yy v``, if wanted, and ``g_xy v`` from one pass that uses the graph up.
+
+        Args:
+            v: Tensors like y.
+            both: Whether the former is wanted.
+            target: Tensors like y from which lean layers take their part of it themselves; it is missing in what comes back.
+        """
+        pairs, lean = _pairs(self._graph, v), self._lean
+        if not pairs:
+            return [None] * (len(self._y) if both else 0), [None] * len(self._x)
+        inputs = (*self._y, *self._x) if both else self._x
+        if lean is not None:
+            lean.end(both, () if target is None else zip(self._y, target, strict=True))
+        found: Parts = _backward([o for o, _ in pairs], [own for _, own in pairs], inputs, keep=False)
+        return found[: -len(self._x)], found[-len(self._x) :]
+
+    @property
+    def slope(self) -> float:
+        """``<g, v>`` of the last product, as far as it belongs to what lean layers have left out."""
+        return 0.0 if self._lean is None else self._lean.slope
 
     def mixed_transposed(self, d: Sequence[Tensor]) -> Parts:
         """``g_yx d``, for tensors like x."""
@@ -132,6 +157,6 @@ def _batched_product(outputs: Sequence[Tensor], vectors: Sequence[Tensor], input
     return [next(found) if there else None for there in used]
 
 
-def _backward(outputs: Sequence[Tensor], vectors: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
+def _backward(outputs: Sequence[Tensor], vectors: Sequence[Tensor], inputs: Sequence[Tensor], keep: bool = True) -> Any:
     """``torch.autograd.grad(outputs, inputs, vectors)``, which would import an algebra system to compare their shapes."""
-    return _engine_run_backward(tuple(outputs), tuple(vectors), True, False, tuple(inputs), True, accumulate_grad=False)
+    return _engine_run_backward(tuple(outputs), tuple(vectors), keep, False, tuple(inputs), True, accumulate_grad=False)

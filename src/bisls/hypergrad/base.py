@@ -37,7 +37,7 @@ class Hypergradient:
         lower_grad_norm: ||grad_y g(x, y)||: the formula assumes that it is small.
         state: What the next estimate may start from.
         graph: The lower graph at (x, y), for further products at the same point.
-        upper: f and its gradients at (x, y), where the method evaluated them there.
+        upper: f and its gradients at (x, y), where the method evaluated them there; that in y may be empty.
         lower_slope: The derivative of f by the logarithm of the lower steps' size, where the method looks through them.
     """
 
@@ -66,7 +66,7 @@ class Hypergradient:
         if self.status.failed or bool(self.flat.any()):
             return False
         upper, graph = self.upper, self.graph
-        if upper is None:
+        if upper is None or not upper.whole:
             with oracle.problem.probing():
                 upper = oracle.upper(upper_batch)
         if not bool(upper.grad_y.any()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isnan, nan
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -13,11 +13,11 @@ from bisls._check import FLAG, number, optional, settle, whole_number
 from bisls.derivatives import Adjoint, Following
 from bisls.hypergrad.base import Hypergradient, HypergradientMethod, estimated
 from bisls.linear.base import State
-from bisls.lower import Lowered, TraceStep
+from bisls.lower import Began, Lowered, TraceStep
 from bisls.oracle import Oracle, UpperPoint
 from bisls.states import Fields
 from bisls.status import Status, worst
-from bisls.vector import Vector, dot, finite, norm
+from bisls.vector import Vector, finite
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,18 @@ class Lookahead(HypergradientMethod):
 
     def look_back(self, oracle: Oracle, upper_batch: Any, lowered: Lowered, state: State) -> Hypergradient:
         """The hypergradient at the present x and the y that the steps led to."""
-        y = oracle.problem.y
-        upper = oracle.upper(upper_batch)
+        y, (owed, spare) = oracle.problem.y, oracle.rooms("work", 2)
+        upper = oracle.upper(upper_batch, owed)
         trace = lowered.trace if self.steps is None else lowered.trace[-self.steps :]
         whole = len(trace) == len(lowered.trace)
         try:
-            flat, left, slope = through(oracle, trace, upper, self.following, lowered if whole else None)
+            began = lowered.began if whole else None
+            flat, slope = through(oracle, trace, upper, self.following, began, lowered.learns, spare)
         finally:
             y.write_(lowered.y)
         status = Status.OK if finite(flat) else worst(lowered.status, Status.NON_FINITE)
-        found = estimated(oracle, upper, flat, status=status, state={}, lower_grad_norm=left)
+        upper = replace(upper, grad_y=upper.grad_y.new_empty(0))  # what there was has been used up
+        found = estimated(oracle, upper, flat, status=status, state={}, lower_grad_norm=lowered.left)
         return replace(found, lower_slope=slope)
 
     def keeps(self, y: Vector | None) -> Fields:
@@ -103,24 +105,27 @@ def through(
     trace: Sequence[TraceStep],
     upper: UpperPoint,
     following: Following | None = None,
-    lowered: Lowered | None = None,
-) -> tuple[Tensor, float, float]:
+    began: Began | None = None,
+    sloped: bool = False,
+    spare: Tensor | None = None,
+) -> tuple[Tensor, float]:
     """The gradient of f through lower steps that were taken, going back over them.
 
-    Beside it the lower gradient norm of the last step, and the derivative of f by the logarithm of all step sizes.
+    Beside it, where that is wanted, the derivative of f by the logarithm of all step sizes.
 
     The random numbers of every step are drawn again, and y is left at the first point.
 
     Args:
         oracle: Evaluates the lower loss.
         trace: The steps.
-        upper: f and its gradients where they ended.
+        upper: f and its gradients where they ended; that in y is given away, and written over.
         following: What of the state of the steps is differentiated.
-        lowered: Says how they began, where y began at a function of x.
+        began: How they began, where y may have begun at a function of x.
+        sloped: Whether anybody wants to know what the sizes of the steps do.
+        spare: Memory like y that nobody needs.
     """
     following = following or Following()
-    flat, owed, left, slope = upper.grad_x.clone(), Adjoint(upper.grad_y), nan, 0.0
-    began = None if lowered is None else lowered.began
+    flat, owed, slope = upper.grad_x.clone(), Adjoint(upper.grad_y, spare=spare), 0.0
     started = began is not None and began.y is None
     for i in range(len(trace) - 1, -1, -1):
         taken = trace[i]
@@ -132,19 +137,15 @@ def through(
             )
         assert taken.y is not None
         oracle.problem.y.write_(taken.y)
-        graph = oracle.lower_graph(taken.batch, taken.moment)
-        left = norm(graph.grad) if isnan(left) else left
-        owed, v = taken.derivative.back(owed, graph.grad, following)
-        slope -= dot(v, graph.grad)
-        if i > 0 or started:
-            by_y, by_x = graph.both(v)
-            owed = Adjoint(owed.y - by_y, owed.momentum, owed.squares, owed.average)
-        else:  # y itself began at a point that x has no part in
-            by_x = graph.mixed_through(v)
-        flat -= by_x
+        graph = oracle.step_back(taken.batch, taken.moment, taken.derivative.looks(following))
+        owed, v = taken.derivative.back(owed, partial(getattr, graph, "grad"), following)
+        # where y itself began at a point that x has no part in, nothing is owed to it
+        slope -= graph.take(v, flat, owed.y if i > 0 or started else None, sloped)
+        owed = replace(owed, spare=v)
+        del graph  # one at a time
     if started and began is not None:
         with oracle.problem.probing(began.moment):
             start = oracle.start(began.batch, graph=True)
             # an average and an iterate begin at y as well
             flat += start.pulled(owed.whole())
-    return flat, left, slope
+    return flat, slope

@@ -71,11 +71,11 @@ class Unrolled(HypergradientMethod):
         try:
             lowered = Loop(Constant(step)).descend(oracle, chosen, start, 0, {}, trace=True)
             upper = oracle.upper(upper_batch)
-            gradient, left, _ = through(oracle, lowered.trace, upper)
+            gradient, _ = through(oracle, lowered.trace, upper)
         finally:
             y.write_(start)
         status = lowered.status
-        return estimated(oracle, upper, gradient, status=status, state=state, lower_grad_norm=left, here=False)
+        return estimated(oracle, upper, gradient, status=status, state=state, lower_grad_norm=lowered.left, here=False)
 
     def keeps(self, y: Vector | None) -> Fields:
         """Where the next power iteration begins."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from typing import Any, ClassVar
 
 import torch
@@ -80,8 +80,10 @@ class Lowered:
         status: The most serious ending of a step.
         state: What the next one goes on from.
         accepted: The last step size taken in this or an earlier iteration; 0 before the first.
-        first: Loss and gradient where it began, on the first batch; None where they were not finite, or are not known.
-        last: The same before the last step.
+        first: The loss where it began, on the first batch; None where it was not finite, or is not known.
+        alive: How many numbers of the gradient were not zero there, and before the last step; None where nobody has counted.
+        left: The norm of the gradient before the last step; NaN where nobody knows it.
+        learns: Whether the part learns from what the sizes of its steps do to f (`LowerPart.taught`).
         usual: The size of the loss where the run began; a loop that leads far above it is undone. None: nothing is.
         promised: How much the loss would have fallen if it had followed its slopes; None where nobody has added it up.
         trace: The steps, where they were asked for.
@@ -96,7 +98,9 @@ class Lowered:
     state: State
     accepted: float
     first: LowerPoint | None = field(default=None, repr=False)
-    last: LowerPoint | None = field(default=None, repr=False)
+    alive: tuple[int, int] | None = None
+    left: float = nan
+    learns: bool = False
     promised: float | None = None
     usual: float | None = None
     trace: tuple[TraceStep, ...] = field(default=(), repr=False)
@@ -153,9 +157,9 @@ class Lowered:
             ended: The loss where they ended.
             start: Where they began.
         """
-        if self.usual is None or self.first is None or self.last is None:
+        if self.usual is None or self.first is None or self.alive is None:
             return False
-        dead = int(self.last.grad.count_nonzero()) < ALIVE * int(self.first.grad.count_nonzero())
+        dead = self.alive[1] < ALIVE * self.alive[0]
         if not dead and ended.value - self.first.value <= self.usual / 2:  # far from it: one value is spared
             return False
         with oracle.problem.y.lent(start):

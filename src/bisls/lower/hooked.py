@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from bisls.derivatives import Adjoint, Derivative, Following
 from bisls.vector import Vector, dot, norm
 
 logger = logging.getLogger(__name__)
 BEFORE, AFTER = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+READERS = (SGD, Adam, AdamW, RMSprop)  # they only read gradients (but for Nesterov's way)
 FLAT = 5  # so many steps that do not change with gradients are enough
 EVEN = 0.02  # two ways to take one product agree up to so much of its size
 
@@ -45,15 +46,22 @@ class Hooks:
 
     def prepare(self, gradient: Tensor) -> Tensor:
         """Put a gradient into ``.grad`` and call the hooks before a step; what they leave there, flat."""
-        vector = self.vector
+        vector, hooks, lent = self.vector, list(getattr(self.optimizer, BEFORE, {}).values()), self.lends
         for tensor, part in zip(vector.tensors, vector.cast(gradient), strict=True):
-            tensor.grad = part.clone()
-        hooks = list(getattr(self.optimizer, BEFORE, {}).values())
+            tensor.grad = part if lent else part.clone()
         for (
             hook
         ) in hooks:  # torch minds what they return (clip_grad_norm_ returns the norm); here it makes no difference
             hook(self.optimizer, (self.optimizer,), {})
         return vector.join([tensor.grad for tensor in vector.tensors]) if hooks else gradient
+
+    @property
+    def lends(self) -> bool:
+        """Whether a step gets the gradient itself: nobody writes into it, or keeps it."""
+        optimizer = self.optimizer
+        if getattr(optimizer, BEFORE, None) or self.shaping or type(optimizer) not in READERS:
+            return False
+        return not any(group.get("nesterov") or group.get("differentiable") for group in optimizer.param_groups)
 
     def step(self, trial: bool = False) -> None:
         """One step with what is in ``.grad``, and the hooks after it; in a trial those that only look on are left out."""
@@ -80,7 +88,7 @@ class Hooks:
 
     def around(self, inner: Derivative | None, given: Tensor, prepared: Tensor) -> Derivative | None:
         """The derivative of a step by the gradient that the hooks were given, from that by what they left."""
-        if inner is None or torch.equal(given, prepared):
+        if inner is None or given is prepared or torch.equal(given, prepared):
             return inner
         product = self._product(given)
         if self._even is None:
@@ -129,9 +137,9 @@ class Hooked(Derivative):
     def __init__(self, inner: Derivative, prepared: Tensor, product: Callable[[Tensor], Tensor]):
         self.inner, self.prepared, self.product = inner, prepared, product
 
-    def back(self, after: Adjoint, gradient: Tensor, following: Following) -> tuple[Adjoint, Tensor]:
+    def back(self, after: Adjoint, gradient: Callable[[], Tensor], following: Following) -> tuple[Adjoint, Tensor]:
         """Back through the step, then through the change."""
-        owed, v = self.inner.back(after, self.prepared, following)
+        owed, v = self.inner.back(after, lambda: self.prepared, following)
         return owed, self.product(v)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from bisls.status import Status, worst
 from bisls.steps.base import Memory, Step, StepRule
 from bisls.steps.constant import Constant
 from bisls.still import Moment
-from bisls.vector import Vector, dot
+from bisls.vector import Vector, dot, norm
 
 BEHIND = 0.1  # a loop that leaves more than this share of its gradient has not solved the lower problem
 FORGET = 0.05  # the least weight of a new iterate in the mean
@@ -199,7 +199,7 @@ class _Run:
             before, size = y, step.size
             y = moved(oracle, y, move, size)
             if self.following is not None:
-                seen = self.following.sees(last + 1 - i)
+                seen = i >= self.following.first(last + 1)
                 moves = None if grad is here.grad else grad == here.grad
                 back = self._back(heading, move, size, before, y, moves) if seen else None
                 self.trace.append(TraceStep(before if seen else None, batch, here.moment, back, size))
@@ -246,7 +246,7 @@ class _Run:
             },
             accepted=self.accepted,
             first=self.first_point,
-            last=self.point,
+            left=nan if self.point is None or self.following is None else norm(self.point.grad),
             promised=self.promised,
             trace=tuple(self.trace),
         )

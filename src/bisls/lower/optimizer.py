@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from math import isfinite
+from functools import partial
+from math import isfinite, nan
 from numbers import Real
 from typing import Any
 
@@ -22,7 +23,7 @@ from bisls.oracle import LowerPoint, Oracle
 from bisls.states import Fields, Free, Kind, Number, Unfit, shown
 from bisls.status import Status
 from bisls.still import Moment
-from bisls.vector import Vector, dot, finite
+from bisls.vector import Vector, finite, norm
 
 SCHEDULED = ("lr", "betas", "momentum")  # what the schedulers of torch write into groups
 
@@ -105,44 +106,57 @@ class UserOptimizer(LowerPart):
         vector, bounds = oracle.problem.y, oracle.problem.lower_bounds
         if self._held is self._first:  # until now the user may have loaded something into it
             self._first = self._held = self._began = self._state(0.0)
+        self._settle()
         self._load(state or self._first)
         usual = float(state.get("usual", 0.0))
         self._held = None
-        start, following = y, Following.of(trace)
+        start, before, following = y, y, Following.of(trace)
         vector.write_(y)
-        last: LowerPoint | None = None
+        last: LowerPoint | None = None  # before the last step
         first: LowerPoint | None = None
+        alive, began = 0, len(batches) if following is None else following.first(len(batches))
+        rows = oracle.rooms("y", len(batches) - max(began, 1))  # where the steps begin is there already
         steps, status, promised, recorded = 0, Status.OK, 0.0, []
         grads = [tensor.grad for tensor in vector.tensors]
+        room, spare = oracle.rooms("work", 2)
         try:
             with oracle.upper_frozen():
                 for i, batch in enumerate(batches):
-                    here = oracle.lower(batch, y, replay)
+                    here = oracle.lower(batch, None, replay, room if self._hooks.lends else None)  # at the present y
                     if not finite(here.grad):
                         status = Status.NON_FINITE
                         break
-                    before = y
-                    vector.write_(y)
+                    seen = i >= began
+                    if i > 0:
+                        before = vector.read(rows[i - max(began, 1)] if seen else spare)
                     self._rated(i)
-                    seen = following is not None and following.sees(len(batches) - i)
-                    prepared, back = self._step(here.grad, following if seen else None)
-                    y = vector.read() if bounds is None else bounds.project(vector.read(), vector)
-                    if not finite(y):
-                        y, status = start, Status.NON_FINITE
+                    scaling = partial(_row, oracle, len(batches) - began, i - began)
+                    prepared, back = self._step(here.grad, following if seen else None, scaling)
+                    stepped = None
+                    if bounds is not None:
+                        stepped = vector.read()
+                        y = bounds.project(stepped, vector)
+                        vector.write_(y)
+                    fall = vector.along(here.grad, before)
+                    if not isfinite(fall) and not finite(*vector.tensors):
+                        vector.write_(start)
+                        status = Status.NON_FINITE
                         self._load(self._began)
                         break
-                    first, last, steps = first or here, here, steps + 1
-                    promised += dot(here.grad, before - y)
+                    if first is None:
+                        first, alive = here.without_gradient(), _alive(here)
+                    last, steps = here, steps + 1
+                    promised += fall
                     if following is not None:
                         went = None if back is None else self._hooks.around(back(), here.grad, prepared)
-                        if bounds is not None and went is not None:
-                            went = Within(went, y == vector.read())
+                        if stepped is not None and went is not None:
+                            went = Within(went, y == stepped)
                         rate = rate_of(self.optimizer)
                         recorded.append(TraceStep(before if seen else None, batch, here.moment, went, rate))
         finally:
             for tensor, own in zip(vector.tensors, grads, strict=True):
                 tensor.grad = own
-        vector.write_(y)
+        y = vector.read()
         rate = rate_of(self.optimizer)
         usual = usual or (0.0 if first is None else abs(first.value))
         self._held = after = self._state(rate if steps else 0.0, usual)
@@ -155,7 +169,8 @@ class UserOptimizer(LowerPart):
             state=after,
             accepted=rate,
             first=first,
-            last=last,
+            alive=None if last is None else (alive, _alive(last)),
+            left=nan if last is None else norm(last.grad),
             promised=promised,
             usual=usual,
             trace=tuple(recorded),
@@ -208,11 +223,8 @@ class UserOptimizer(LowerPart):
         return self._began
 
     def saved(self, state: State) -> State:
-        """With the groups as they are now: a scheduler has acted on them since."""
-        if state is not self._held:
-            return state
-        groups = deepcopy(self.optimizer.state_dict()["param_groups"])
-        return {**state, "optimizer": {**state["optimizer"], "param_groups": groups}}
+        """A copy, with the groups as they are now: a scheduler has acted on them since."""
+        return state if state is not self._held else {**state, "optimizer": deepcopy(self.optimizer.state_dict())}
 
     def keeps(self, y: Vector | None) -> Fields:
         """What the optimiser holds, and its last rate."""
@@ -224,11 +236,13 @@ class UserOptimizer(LowerPart):
         """Read a state from a file."""
         return self.keeps(None).read(state, "state")
 
-    def _step(self, gradient: Tensor, seen: Following | None) -> tuple[Tensor, Callable[[], Derivative | None] | None]:
+    def _step(
+        self, gradient: Tensor, seen: Following | None, room: Callable[[], Tensor]
+    ) -> tuple[Tensor, Callable[[], Derivative | None] | None]:
         """One step; the gradient as the hooks left it, and what gives the derivative of the step by that, if it is seen."""
         try:
             prepared = self._hooks.prepare(gradient)
-            back = None if seen is None else known(self._hooks, prepared, seen)
+            back = None if seen is None else known(self._hooks, prepared, seen, room)
             self._hooks.step(self._trial)
         except (TypeError, ValueError, RuntimeError) as error:
             name = type(self.optimizer).__name__
@@ -240,7 +254,15 @@ class UserOptimizer(LowerPart):
         return prepared, back
 
     def _state(self, accepted: float, usual: float = 0.0) -> State:
-        return {"optimizer": deepcopy(self.optimizer.state_dict()), "accepted": accepted, "usual": usual}
+        """The state that it is in; what it holds in it is a copy once `_settle` or `saved` has been asked."""
+        now = self.optimizer.state_dict()
+        groups = deepcopy(now["param_groups"])
+        return {"optimizer": {**now, "param_groups": groups}, "accepted": accepted, "usual": usual}
+
+    def _settle(self) -> None:
+        """Before it moves on: the state that it is in is copied. Until then a copy would only be memory."""
+        if self._held is not None:
+            self._held["optimizer"]["state"] = deepcopy(self.optimizer.state_dict()["state"])
 
     def _load(self, wanted: State) -> None:
         """Put the optimiser into a state, where it is in another: after an iteration that was cut off, or from a file."""
@@ -275,6 +297,15 @@ def _described(optimizer: torch.optim.Optimizer) -> str:
         }
         texts += [f"group {i}: {name}={value!r}" for name, value in sorted(own.items())]
     return f"{type(optimizer).__name__}({', '.join(texts)})"
+
+
+def _row(oracle: Oracle, n: int, i: int) -> Tensor:
+    """Where the scaling of step i of n is kept."""
+    return oracle.rooms("scale", n)[i]
+
+
+def _alive(here: LowerPoint) -> int:
+    return int(here.grad.count_nonzero())
 
 
 def _without(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:

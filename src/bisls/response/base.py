@@ -56,7 +56,8 @@ class Scene:
     @cached_property
     def here(self) -> UpperPoint:
         """f and its gradients at (x, y) on the batch of the hypergradient, which has them already in most cases."""
-        return self.estimate.upper or self.oracle.upper(self.sample.upper)
+        upper = self.estimate.upper
+        return upper if upper is not None and upper.whole else self.oracle.upper(self.sample.upper)
 
     def line(
         self,
@@ -75,7 +76,7 @@ class Scene:
             batch: The upper batch of the trial points.
             point: f at (x, y) on that batch, whose random numbers are drawn again; that of the hypergradient if none is given.
         """
-        point = point or self.here
+        point = point or self.estimate.upper or self.here
         problem = self.oracle.problem
 
         def at(t: float) -> float:

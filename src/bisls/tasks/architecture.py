@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from bisls._check import settled, whole_number
 from bisls.problem import Bilevel
-from bisls.tasks.base import Task, data, streams
+from bisls.tasks.base import Task, streams
 from bisls.tasks.inputs import classes, floating, pictures
-from bisls.tasks.training import anew, drawn, judged, parts
+from bisls.tasks.training import classified, drawn, parts
 
 OPERATIONS = ("conv3", "conv5", "average", "skip", "none")
 
@@ -83,25 +83,13 @@ def architecture(
     def loss(batch: tuple[Tensor, ...]) -> Tensor:
         return functional.cross_entropy(network(batch[0]), batch[1])
 
-    def exact() -> float:
-        return judged(network, test)[0]
-
-    def metrics() -> dict[str, float]:
+    def more() -> dict[str, float]:
         shares = torch.log_softmax(x.detach().double(), 1)
-        return {"accuracy": judged(network, test)[1], "entropy": float(-(shares.exp() * shares).sum(1).mean())}
+        return {"entropy": float(-(shares.exp() * shares).sum(1).mean())}
 
     problem = Bilevel(loss, loss, [x], network.parameters())
-    lower_data = data(call, lower, "batch_size", batch_size, lower_rng.initial_seed())
-    return Task(
-        call,
-        problem,
-        data(call, upper, "batch_size", batch_size, upper_rng.initial_seed()),
-        lower_data,
-        lower_iters=10,
-        exact=exact,
-        metrics=metrics,
-        retrained=anew(problem, lower_data, exact, 600, again_rng.initial_seed()),
-    )
+    rngs = lower_rng, upper_rng, again_rng
+    return classified(call, problem, network, (lower, upper, test), batch_size, rngs, more, steps=600)
 
 
 class Mixed(nn.Module):

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from bisls._check import FINITE, settled
 from bisls.problem import Bilevel
-from bisls.tasks.base import Task, data, streams
+from bisls.tasks.base import Task, streams
 from bisls.tasks.inputs import classes, floating, pictures
-from bisls.tasks.training import anew, convolutional, judged, parts
+from bisls.tasks.training import classified, convolutional, parts
 
 
 def decays(
@@ -77,21 +77,9 @@ def decays(
         sizes = torch.stack([torch.stack([(tensor * tensor).sum() for tensor in layer]).sum() for layer in layers])
         return (1 - smooth) * right - smooth * logs.mean() + 0.5 * (torch.exp(x[:-1]) * sizes).sum()
 
-    def exact() -> float:
-        return judged(network, test)[0]
-
-    def metrics() -> dict[str, float]:
-        return {"accuracy": judged(network, test)[1], "smoothing": float(torch.sigmoid(x.detach()[-1]))}
+    def more() -> dict[str, float]:
+        return {"smoothing": float(torch.sigmoid(x.detach()[-1]))}
 
     problem = Bilevel(upper_loss, lower_loss, [x], network.parameters())
-    lower_data = data(call, lower, "batch_size", batch_size, lower_rng.initial_seed())
-    return Task(
-        call,
-        problem,
-        data(call, upper, "batch_size", batch_size, upper_rng.initial_seed()),
-        lower_data,
-        lower_iters=10,
-        exact=exact,
-        metrics=metrics,
-        retrained=anew(problem, lower_data, exact, 1_000, again_rng.initial_seed()),
-    )
+    rngs = lower_rng, upper_rng, again_rng
+    return classified(call, problem, network, (lower, upper, test), batch_size, rngs, more)

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from bisls._check import FLAG, number, settled, whole_number
 from bisls.problem import Bilevel
-from bisls.tasks.base import Task, data, streams
+from bisls.tasks.base import Task, streams
 from bisls.tasks.inputs import classes, floating, pictures
-from bisls.tasks.training import Samples, anew, auc, judged, mislabelled, mlp, parts
+from bisls.tasks.training import Samples, auc, classified, mislabelled, mlp, parts
 
 
 def sample_weights(
@@ -91,24 +91,10 @@ def sample_weights(
             weights = weights / weights.mean()
         return (weights * functional.cross_entropy(network(rows), own, reduction="none")).mean()
 
-    def exact() -> float:
-        return judged(network, test)[0]
-
-    def metrics() -> dict[str, float]:
-        found = {"accuracy": judged(network, test)[1]}
-        if 0 < int(wrong.sum()) < len(wrong):
-            found["auc"] = auc(x.detach()[~wrong], x.detach()[wrong])
-        return found
+    def more() -> dict[str, float]:
+        seen = 0 < int(wrong.sum()) < len(wrong)
+        return {"auc": auc(x.detach()[~wrong], x.detach()[wrong])} if seen else {}
 
     problem = Bilevel(upper_loss, lower_loss, [x], network.parameters())
-    lower_data = data(call, lower, "batch_size", batch_size, lower_rng.initial_seed(), rows=True)
-    return Task(
-        call,
-        problem,
-        data(call, upper, "batch_size", batch_size, upper_rng.initial_seed()),
-        lower_data,
-        lower_iters=10,
-        exact=exact,
-        metrics=metrics,
-        retrained=anew(problem, lower_data, exact, 1_000, again_rng.initial_seed()),
-    )
+    rngs = lower_rng, upper_rng, again_rng
+    return classified(call, problem, network, (lower, upper, test), batch_size, rngs, more, rows=True)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from bisls._check import require_argument, settled, whole_number
 from bisls.evaluate import lower_point
 from bisls.problem import Bilevel
-from bisls.tasks.base import Batches, Data, Drawn
+from bisls.tasks.base import Batches, Data, Drawn, Task, data
 
 CHUNK = 2000  # samples that go through a network at a time when all of them are evaluated
 RATE = 3e-3  # of the Adam that trains y from the start
@@ -138,6 +138,49 @@ def judged(network: Callable[[Tensor], Tensor], samples: Samples) -> tuple[float
     outputs = torch.cat([network(chunk) for chunk in torch.split(samples.features, CHUNK)]).double()
     right = (outputs.argmax(1) == samples.labels).double().mean()
     return float(functional.cross_entropy(outputs, samples.labels)), float(right)
+
+
+def classified(
+    call: str,
+    problem: Bilevel,
+    network: nn.Module,
+    samples: tuple[Samples, Samples, Samples],
+    batch_size: int | None,
+    rngs: tuple[torch.Generator, torch.Generator, torch.Generator],
+    more: Callable[[], dict[str, float]],
+    steps: int = 1_000,
+    rows: bool = False,
+) -> Task:
+    """A task with a classifier below: scored by its cross-entropy on samples of neither level, retrained by `anew`.
+
+    Args:
+        call: Who asks, for messages, and the name of the task.
+        problem: With y at its start.
+        network: The classifier.
+        samples: Of the lower level, of the upper level, of neither.
+        batch_size: Samples in a batch of either level; None takes all of them at every step.
+        rngs: What the lower batches, the upper ones, and those of retraining are drawn from.
+        more: What ``metrics()`` has beside the accuracy.
+        steps: Of retraining.
+        rows: Whether a lower batch says which rows it has.
+    """
+    lower, upper, test = samples
+    lower_seed, upper_seed, again_seed = (rng.initial_seed() for rng in rngs)
+
+    def exact() -> float:
+        return judged(network, test)[0]
+
+    lower_data = data(call, lower, "batch_size", batch_size, lower_seed, rows=rows)
+    return Task(
+        call,
+        problem,
+        data(call, upper, "batch_size", batch_size, upper_seed),
+        lower_data,
+        lower_iters=10,
+        exact=exact,
+        metrics=lambda: {"accuracy": judged(network, test)[1], **more()},
+        retrained=anew(problem, lower_data, exact, steps, again_seed),
+    )
 
 
 def anew(problem: Bilevel, lower_data: Data, score: Callable[[], float], steps: int, seed: int) -> Callable[[], float]:

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from bisls._check import number, settled, whole_number
 from bisls.problem import Bilevel
-from bisls.tasks.base import Task, data, streams
+from bisls.tasks.base import Task, streams
 from bisls.tasks.inputs import classes, floating, pictures
-from bisls.tasks.training import Samples, anew, auc, convolutional, judged, mislabelled, mlp, parts
+from bisls.tasks.training import Samples, auc, classified, convolutional, mislabelled, mlp, parts
 
 
 def weight_network(
@@ -86,26 +86,13 @@ def weight_network(
         losses = functional.cross_entropy(network(batch[0]), batch[1], reduction="none")
         return (weights(losses) * losses).mean()
 
-    def exact() -> float:
-        return judged(network, test)[0]
-
-    def metrics() -> dict[str, float]:
-        found = {"accuracy": judged(network, test)[1]}
-        if 0 < int(wrong.sum()) < len(wrong):
-            with torch.no_grad():
-                own = weights(functional.cross_entropy(network(lower.features), given, reduction="none"))
-            found["auc"] = auc(own[~wrong], own[wrong])
-        return found
+    def more() -> dict[str, float]:
+        if not 0 < int(wrong.sum()) < len(wrong):
+            return {}
+        with torch.no_grad():
+            own = weights(functional.cross_entropy(network(lower.features), given, reduction="none"))
+        return {"auc": auc(own[~wrong], own[wrong])}
 
     problem = Bilevel(upper_loss, lower_loss, weighing.parameters(), network.parameters())
-    lower_data = data(call, lower, "batch_size", batch_size, lower_rng.initial_seed())
-    return Task(
-        call,
-        problem,
-        data(call, upper, "batch_size", batch_size, upper_rng.initial_seed()),
-        lower_data,
-        lower_iters=10,
-        exact=exact,
-        metrics=metrics,
-        retrained=anew(problem, lower_data, exact, 1_000, again_rng.initial_seed()),
-    )
+    rngs = lower_rng, upper_rng, again_rng
+    return classified(call, problem, network, (lower, upper, test), batch_size, rngs, more)
