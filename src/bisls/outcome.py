@@ -194,8 +194,11 @@ def _numbers(values: list[Any]) -> tuple[float, ...]:
     return tuple(math.nan if v is None else float(v) for v in values)
 
 
-def _pair(raw: list[float] | None) -> tuple[float, float] | None:
-    return None if raw is None else (raw[0], raw[1])
+def _pair(raw: list[Any] | None) -> tuple[float, float] | None:
+    if raw is None:
+        return None
+    low, high = _numbers(raw)
+    return low, high
 
 
 def _plain(value: Any) -> Any:

@@ -202,7 +202,7 @@ def _draw(axes: Axes, panel: Panel, values: Values) -> None:
             axis.set_major_formatter(_Powers())
             axis.set_minor_formatter(_Powers(labelOnlyBase=False, minor_thresholds=(1.2, 0.5)))
             axis.set_tick_params(which="minor", labelsize=8)
-    if panel.ylim is not None and not any(limit is None or not np.isfinite(limit) for limit in panel.ylim):
+    if panel.ylim is not None and np.isfinite(panel.ylim).all():
         low, high = panel.ylim
         if low < high and (panel.yscale != "log" or low > 0):
             axes.set_ylim(low, high)

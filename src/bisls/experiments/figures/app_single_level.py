@@ -105,9 +105,8 @@ def course(one: Sequence[RunRecord], two: Sequence[RunRecord]) -> list[float]:
     apart = []
     for a, b in zip(one, two, strict=True):
         x, y = a.curve("loss"), b.curve("loss")
-        usable = (
-            not (a.error or b.error) and len(x) == len(y) and np.isfinite([x, y]).all() and (np.minimum(x, y) > 0).all()
-        )
+        whole = not (a.error or b.error) and 0 < len(x) == len(y)
+        usable = whole and np.isfinite([x, y]).all() and (np.minimum(x, y) > 0).all()
         apart.append(float(np.abs(np.log(x / y)).mean()) if usable else inf)
     return apart
 
