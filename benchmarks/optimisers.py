@@ -449,11 +449,12 @@ def main() -> int:
 
     console.print("Timing, one process, interleaved (ratios only) ...")
     small = {}
-    base = mean([train("torch SGD, best of grid", 0.1, sets[0], seed, 500)["seconds"] for seed in range(3)])
+    timed = min(args.iters, 500)
+    base = mean([train("torch SGD, best of grid", 0.1, sets[0], seed, timed)["seconds"] for seed in range(3)])
     for name in [name for name in names if name not in failed]:
         knob = ENTRIES[name].default or 0.1
-        small[name] = mean([train(name, knob, sets[0], seed, 500)["seconds"] for seed in range(3)]) / base
-    large = lenet_ratio()
+        small[name] = mean([train(name, knob, sets[0], seed, timed)["seconds"] for seed in range(3)]) / base
+    large = lenet_ratio(*((40, 32) if args.iters >= 100 else (2, 1)))
     table = Table(title="Time of a step, relative to torch.optim.SGD in the same run")
     for column in ("optimiser", f"logistic regression ({sets[0]})", "LeNet, batch 256"):
         table.add_column(column, justify="left" if column == "optimiser" else "right")

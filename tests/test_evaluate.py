@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -237,13 +238,13 @@ def test_a_small_hessian_is_written_out_once_and_is_right():
         assert solution.residual < 1e-12
 
 
-def several(n, moved, seed=0):
+def several(n, moved, seed=0, points=8, shift=0.0):
     """Ill-conditioned Hessians at successive points, and what shares a memory: operators that count their products."""
     draw = torch.Generator().manual_seed(seed)
     rows = torch.randn(2 * n, n, generator=draw, dtype=EXACT) * torch.logspace(0, -1.5, n, dtype=EXACT)
     memory, counts, made = Memory(), [], []
-    for k in range(8):
-        h = rows.T @ rows / (2 * n) + torch.diag(torch.logspace(-4, 0, n, dtype=EXACT) * (1 + moved * k))
+    for k in range(points):
+        h = rows.T @ rows / (2 * n) + torch.diag(torch.logspace(-4, 0, n, dtype=EXACT) * (1 + moved * k) - shift)
         counts.append([0, 0])
         size, count = block_rows(n), counts[-1]
 
@@ -285,6 +286,19 @@ def test_a_hessian_that_hardly_changes_is_not_written_out_again():
         bisls.Direct(bisls.CG(tol=1e-6, iters=500)).solve(operator, b, {})
     assert sum(written for _, written in counts) == 1
     assert all(products <= 4 for products, _ in counts[3:])
+
+
+def test_a_hessian_that_is_not_positive_definite_is_written_out_ever_more_seldom():
+    made, counts, b = several(80, 1e-4, points=60, shift=0.02)
+    for _, operator in made:
+        assert (
+            bisls.Direct(bisls.CG(tol=1e-3, iters=50, damp=True)).solve(operator, b, {}).status is bisls.Status.DAMPED
+        )
+    at = [k for k, (_, written) in enumerate(counts) if written]
+    gaps = [after - before for before, after in pairwise(at)]
+    assert len(at) >= 4
+    assert all(after >= 1.5 * before for before, after in pairwise(gaps[2:]))
+    assert made[0][1].memory.learnt.last == 2 ** len(at) * (2 + 80 / 4)
 
 
 def test_an_inverse_that_is_none_is_given_up():

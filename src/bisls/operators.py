@@ -43,7 +43,8 @@ class Learnt:
         points: The points since it was written out, its own included.
         spent: What was spent at them, in products.
         here: What was spent at the last of them.
-        last: What was spent at the last one that did without writing the Hessian out.
+        last: What was spent at the last one that did without writing the Hessian out; without an inverse, what to spend before
+            it is written out again.
     """
 
     inverse: Tensor | None = None
@@ -54,8 +55,8 @@ class Learnt:
 
     def another(self) -> Learnt:
         """At the next point."""
-        own = self.inverse is not None and self.points == 1  # the last point was written out
-        return replace(self, points=self.points + 1, here=0.0, last=self.last if own else self.here)
+        without = self.inverse is not None and self.points > 1  # the last point did without writing the Hessian out
+        return replace(self, points=self.points + 1, here=0.0, last=self.here if without else self.last)
 
     def after(self, products: int) -> Learnt:
         """After so many more products at this point."""

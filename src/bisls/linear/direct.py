@@ -27,11 +27,12 @@ class Direct(LinearSolver):
     """By Cholesky factorisation where that is cheaper than products, by another solver everywhere else.
 
     A Hessian of up to 64 rows is written out at every point: solves are exact there. One of up to 1,000 rows may be, by all its
-    products in batched calls, and every solve at that point uses
-    the same factorisation. At the points that follow it preconditions the other solver, which answers to its own tolerance: what
-    is old costs products, not accuracy; and each product made there corrects it. It is made anew where the last point has cost as
-    much as all have on average since (who keeps it longer than that loses), or where this point alone has cost as much as
-    writing it out. Counted are products; a column of the Hessian counts as a quarter of one, since many are made at once.
+    products in batched calls, and every solve at that point uses the same factorisation. At the points that follow it
+    preconditions the other solver, which answers to its own tolerance: what is old costs products, not accuracy; and each
+    product made there corrects it. It is made anew where the last point has cost as much as all have on average since (who
+    keeps it longer than that loses), or where this point alone has cost as much as writing it out. Where it turned out not to be
+    positive definite, twice as much is spent on products before it is written out again. Counted are products; a column of the
+    Hessian counts as a quarter of one, since many are made at once.
     Of a Hessian with up to 10,000 rows the diagonal blocks are written out, as a preconditioner alone.
 
     Where there is no matrix, or it is not positive definite, or the solution is not accurate to 1e-3, the other solver takes
@@ -64,14 +65,10 @@ class Direct(LinearSolver):
         if not hessian.written:
             if b.numel() > SMALL and not _due(memory.learnt, price):
                 try:
-                    return self._by_products(hessian, b, state, price)
+                    return self._by_products(hessian, b, state, _patience(memory.learnt, price))
                 except Spent:
                     pass
-            # what it costs to go without says something only where there was an inverse to go on with
-            last = 0.0 if memory.learnt.inverse is None else max(FADE * memory.learnt.last, memory.learnt.here)
-            factor = hessian.factor()
-            inverse = None if factor is None else torch.cholesky_inverse(factor)
-            memory.learnt = Learnt(inverse, points=1, spent=price, last=last)
+            memory.learnt = _written(memory.learnt, hessian.factor(), price)
         matrix, factor = hessian.matrix(), hessian.factor()
         if matrix is not None and factor is not None:
             z = torch.cholesky_solve(b[:, None], factor[0])[:, 0]
@@ -108,5 +105,19 @@ class Direct(LinearSolver):
 def _due(learnt: Learnt, price: float) -> bool:
     """Whether to write the Hessian out before anything is tried."""
     if learnt.inverse is None:
-        return learnt.spent >= price
+        return learnt.spent >= _patience(learnt, price)
     return learnt.points > 1 and learnt.last >= (learnt.spent - learnt.here) / (learnt.points - 1)
+
+
+def _patience(learnt: Learnt, price: float) -> float:
+    """What may be spent on products before the Hessian is written out: twice as much after each time that it was for nothing."""
+    return price if learnt.inverse is not None else max(price, learnt.last)
+
+
+def _written(learnt: Learnt, factor: Tensor | None, price: float) -> Learnt:
+    """What is known once the Hessian is written out; without a factor, how long to wait until it is tried again."""
+    if factor is None:
+        return Learnt(points=1, last=2.0 * _patience(learnt, price))
+    # what it costs to go without says something only where there was an inverse to go on with
+    last = 0.0 if learnt.inverse is None else max(FADE * learnt.last, learnt.here)
+    return Learnt(torch.cholesky_inverse(factor), points=1, spent=price, last=last)
