@@ -103,7 +103,9 @@ def judge(runs: Runs, default: Sequence[RunRecord]) -> tuple[Verdict, ...]:
         "BiSPS, with one sample and with two, ends at or below decaying SGD from each alpha_b0 where the Polyak step is "
         "what decides"
     )
-    verdicts.append(claim(statement, informative(found), "; ".join(numbers) + left_out(reasons)))
+    verdicts.append(
+        claim(statement, informative(found), "; ".join(numbers) + left_out(reasons), "better than decaying SGD")
+    )
     everything = {f"{name}, {alpha:g}": own for alpha, those in runs.items() for name, own in those.items()}
     return (*verdicts, *own_verdicts(default, everything))
 
