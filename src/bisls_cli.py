@@ -225,6 +225,7 @@ def report(
         Path | None, typer.Option(help="Write a Markdown page too, with its plots beside it.", dir_okay=False)
     ] = None,
     images: Annotated[str, typer.Option(help="The folder of its plots, seen from the Markdown page.")] = "plots",
+    keep: Annotated[bool, typer.Option("--keep", help="Leave other figures of the Markdown page.")] = False,
 ) -> None:
     """Write the page again from FOLDER/outcomes, without running anything: FOLDER/report.html and FOLDER/plots.
 
@@ -232,18 +233,17 @@ def report(
 
     Examples:
 
-      bisls report
-
       bisls report out/smoke --open
 
-      bisls report out/quick --markdown docs/reproduction.md --images plots/quick
+      bisls report out/quick --markdown docs/reproduction.md --images plots/quick --keep
     """
     from bisls.console import write_page
+    from bisls.experiments import NAMES
     from bisls.report import ReportError, count, write_markdown
 
     try:
         page, outcomes = write_page(folder)
-        second = write_markdown(outcomes, markdown, images) if markdown else None
+        second = write_markdown(outcomes, markdown, images, keep=keep, order=NAMES) if markdown else None
     except ReportError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None

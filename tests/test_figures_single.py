@@ -15,6 +15,7 @@ from bisls import optim
 from bisls.experiments import Plan, figure
 from bisls.experiments.backends import run_one
 from bisls.experiments.base import Findings, RunRecord, from_json, to_json
+from bisls.experiments.drawing import begun, curve
 from bisls.experiments.figures import app_single_level, demo_2, quadratics, rates, trajectories
 from bisls.experiments.method import Method
 from bisls.experiments.rates import CONTROLS, EXPONENTS, FIRST, Fit, RateRun, fit, marks
@@ -40,6 +41,16 @@ def drawn(name: str) -> Findings:
             wants = asking.send([known[config.key] for config in wants])
         except StopIteration as end:
             return end.value
+
+
+def test_a_typical_curve_is_the_median_with_the_middle_half():
+    runs = [made([value, 1.0]) for value in (1.0, 2.0, 3.0, 4.0, 1e9)]
+    for run in runs:
+        run.curves["k"] = (0.0, 1.0)
+    usual, typical = curve("a", runs, "loss"), curve("a", runs, "loss", typical=True)
+    assert (usual.y[0], usual.low[0], usual.high[0]) == pytest.approx((2e8, 1.0, 1e9))
+    assert (typical.y, typical.low, typical.high) == ((3.0, 1.0), (2.0, 1.0), (4.0, 1.0))
+    assert begun([typical, usual, curve("b", [], "loss")]) == pytest.approx(2e8)
 
 
 @pytest.mark.slow

@@ -1092,3 +1092,28 @@ def test_the_state_of_another_direction_is_refused():
         ValueError, match=r"the state is of direction=Adam\(.*this optimiser has None; nothing was loaded"
     ):
         optim.SPSB(task.model.parameters()).load_state_dict(state)
+
+
+class Shy:
+    """A model whose repr takes long, as that of a network or of a data set held by a class does."""
+
+    def __init__(self):
+        self.w, self.shown = torch.ones(2, requires_grad=True), 0
+
+    def __repr__(self):
+        self.shown += 1
+        return "Shy()"
+
+    def loss(self):
+        return self.w.square().sum()
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_a_step_shows_no_closure_that_is_right(two):
+    model = Shy()
+    optimizer = optim.SPSB([model.w])
+    optimizer.step(model.loss, model.loss if two else None)
+    assert model.shown == 0
+    with pytest.raises(ValueError, match="Shy"):
+        optimizer.step(model)  # it is no function: now it is named
+    assert model.shown == 1

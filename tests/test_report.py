@@ -374,6 +374,80 @@ def test_the_markdown_page_says_the_same(tmp_path):
         assert words in text
 
 
+HELD, LOST = Verdict("a | b", Judgement.HOLDS, "1 < 2", told="9 ± 1"), Verdict("c", Judgement.FAILS, "3", ours=True)
+
+
+def simple(name, *verdicts, commit="aaaa"):
+    panel = Panel(f"panel of {name}", "k", "f", (Series("s", (1.0, 2.0), (3.0, 4.0)),))
+    made = {"commits": [commit], "versions": {"torch": "2.13.0", "numpy": "2.4"}, "seeds": list(range(9))}
+    return Outcome(name, f"On | {name}", "p", "s", "standard", {}, (panel,), verdicts, facts=made)
+
+
+def test_figures_of_an_earlier_page_are_kept(tmp_path):
+    path, order = tmp_path / "page.md", ("first", "second", "third")
+
+    def write(*outcomes, **options):
+        return write_markdown(outcomes, path, order=order, **options).read_text(encoding="utf-8")
+
+    def rows(text):
+        return [line for line in text.splitlines() if "](#fig-second)" in line]
+
+    alone = write(simple("second", HELD, LOST), title="A *page*")
+    others = simple("third", HELD, commit="bbbb"), simple("first", LOST, commit="bbbb")
+    text = write(*others, keep=True)
+    assert re.findall(r'<a id="fig-(\w+)">', text) == ["first", "second", "third"]
+    assert text.splitlines()[0] == alone.splitlines()[0]
+    assert "2 hold, 0 fail, 0 undecided. Our default: 0 hold, 2 fail, 0 undecided" in text
+    assert "- commit: bbbb, aaaa" in text
+    assert "2 different commits" in text
+    assert "| seeds | 0 to 8 |" in text
+    assert alone[alone.index('<a id="fig-second">') : alone.index("## How verdicts")] in text  # to the letter
+    assert rows(alone) == rows(text) != []
+    assert write(*others, keep=True) == text
+    text = write(simple("second", LOST, LOST, commit="cccc"), keep=True)  # made anew, it takes its own place
+    assert "aaaa" not in text
+    assert "1 holds, 0 fail, 0 undecided. Our default: 0 hold, 3 fail, 0 undecided" in text
+    assert "fig-first" not in write(simple("second", LOST))
+
+
+@pytest.mark.parametrize(
+    "text", ["my own notes\n", '| [x](#fig-x) | s | – | n | perhaps |\n\n<a id="fig-x"></a>\n\n## x: X\n']
+)
+def test_what_is_no_page_of_ours_is_left_alone(tmp_path, text):
+    path = tmp_path / "page.md"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ReportError, match="to be kept"):
+        write_markdown([simple("y", HELD)], path, keep=True)
+    assert path.read_text(encoding="utf-8") == text
+    assert not (tmp_path / "plots").exists()
+    put(tmp_path, "a")
+    done = command(tmp_path, "--markdown", path, "--keep")
+    assert done.exit_code == 2
+    assert "to be kept" in done.stderr
+
+
+def test_a_page_that_is_not_there_yet_has_nothing_to_keep(tmp_path):
+    text = write_markdown([simple("y", HELD)], tmp_path / "new.md", keep=True).read_text(encoding="utf-8")
+    assert "fig-y" in text
+
+
+def ticks(panel):
+    return re.findall(r"<text[^>]*>([^<]*)</text>", panel_svg(panel, "p", "alt"))
+
+
+def test_few_points_have_a_tick_each_and_short_axes_numbers():
+    points = (
+        Series("a", (1, 2, 5), (0.5, 0.6, 0.7), points=True),
+        Series("b", (1, 2, 5), (0.8, 0.8, 0.8), points=True),
+    )
+    shown = ticks(Panel("t", "steps", "y", points))
+    assert [text for text in shown if re.fullmatch(r"[\d.]+", text)][:3] == ["1", "2", "5"]
+    line = Series("a", tuple(map(float, range(12))), tuple(2.3 * 0.8**k for k in range(12)))
+    assert "1" in ticks(Panel("t", "", "", (line,), yscale="log", ylim=(0.2, 3.0)))
+    wide = Series("a", (0.0, 1.0, 2.0), (1e-4, 1.0, 1e3))
+    assert "10⁰" in ticks(Panel("t", "", "", (wide,), yscale="log"))
+
+
 # ---------------------------------------------------------------------------------------------------------- command
 
 

@@ -35,7 +35,12 @@ def test_every_figure_has_its_outcome(made):
         if name == "calibration":  # it compares readings, no methods
             continue
         assert any(series.ours for panel in outcome.panels for series in panel.series), f"{name}: where is our default?"
-        assert any(not verdict.ours for verdict in outcome.verdicts), name
+        claims = [verdict for verdict in outcome.verdicts if not verdict.ours]
+        assert claims, name
+        for verdict in claims:
+            assert verdict.told or "(control)" in verdict.statement, (
+                f"{name}: what does the paper say? {verdict.statement}"
+            )
         assert any(verdict.ours for verdict in outcome.verdicts), name
         assert outcome.facts["runs"] > 0
         assert outcome.facts["evaluations"], name

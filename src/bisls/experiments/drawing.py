@@ -1,4 +1,4 @@
-"""Curves from records: the mean over seeds with the range of all seeds around it."""
+"""Curves from records: the mean over seeds with the range of all seeds around it, or the median with the middle half."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def curve(
     dashed: bool = False,
     points: bool = False,
     smooth: int = 1,
+    typical: bool = False,
 ) -> Series:
     """One curve for the runs of several seeds.
 
@@ -32,6 +33,7 @@ def curve(
         dashed: Whether it is a reference line.
         points: Draw marks.
         smooth: Average over so many neighbours (for step sizes and checks, which jump).
+        typical: The median with the middle half, for many seeds of problems that differ: their range would cover all.
     """
     longest = max((len(record.curves[y]) for record in records), default=0)
     if not longest:  # runs that were lost before their first value
@@ -48,14 +50,17 @@ def curve(
         places = np.arange(1, longest + 1, dtype=float)
     else:
         places = max((record.curve(x) for record in records), key=len)
-    middle = np.where(np.isnan(values).any(axis=0), np.nan, values.mean(axis=0))
+    middle = np.where(
+        np.isnan(values).any(axis=0), np.nan, np.median(values, axis=0) if typical else values.mean(axis=0)
+    )
+    low, high = np.quantile(values, (0.25, 0.75), axis=0) if typical else (values.min(axis=0), values.max(axis=0))
     several = len(records) > 1
     return Series(
         label,
         tuple(places.tolist()),
         tuple(middle.tolist()),
-        tuple(values.min(axis=0).tolist()) if several else None,
-        tuple(values.max(axis=0).tolist()) if several else None,
+        tuple(low.tolist()) if several else None,
+        tuple(high.tolist()) if several else None,
         ours=ours,
         dashed=dashed,
         points=points,
@@ -84,6 +89,12 @@ def dots(
         dashed=dashed,
         points=True,
     )
+
+
+def begun(series: Sequence[Series]) -> float:
+    """The highest of the first values of all curves."""
+    first = [next((value for value in one.y if np.isfinite(value)), 0.0) for one in series]
+    return max(first, default=0.0) or 1.0
 
 
 def limits(series: Sequence[Series], top: float) -> tuple[float, float]:

@@ -30,6 +30,7 @@ CONSTANT = {
     "adam": Method(Alternating, hypergrad=CG10),
     "sgd": Method(Alternating, direction=Steepest(), hypergrad=CG10),
 }
+SPELT = {"adam": "Adam", "sgd": "SGD"}  # as the page has them
 ALPHA, BETA = 10.0, 100.0  # alpha_b0 and beta_b0, where the paper's searches begin
 ALIKE = 0.25  # final losses are alike where the largest is at most 25 % above the smallest
 DIVERGED = 10.0
@@ -104,6 +105,11 @@ def tuned(
     return {method: Tuned(best[method], tuple(tried[method]), runs[method]) for method in methods}, groups
 
 
+def tuned_runs(best: Mapping[str, Tuned]) -> Groups:
+    """The runs of tuned methods under names that end in "tuned"."""
+    return {f"{SPELT[method]}, tuned": list(one.runs) for method, one in best.items()}
+
+
 def first_pairs(plan: Plan, method: str) -> list[Pair]:
     """The pairs that tuning begins with."""
     alphas = plan.pick(ALPHAS[method][1:4:2], ALPHAS[method][1::2], ALPHAS[method])
@@ -158,12 +164,12 @@ def learnt(judgement: Judgement, *groups: Sequence[RunRecord]) -> Judgement:
     return if_progressed(judgement, initial(*groups), *map(finals, groups))
 
 
-def all_alike(what: str, groups: Mapping[str, Sequence[RunRecord]], within: float = ALIKE) -> Verdict:
+def all_alike(what: str, groups: Mapping[str, Sequence[RunRecord]], told: str = "", within: float = ALIKE) -> Verdict:
     """The claim that final losses are alike."""
     judgement, ratio = similar(groups, within)
     statement = f"{what}: the largest final loss is at most {within:.0%} above the smallest"
     ends = {name: finals(runs) for name, runs in groups.items()}
-    return claim(statement, judgement, f"{listed(ends)}; largest / smallest {show(ratio)}")
+    return claim(statement, judgement, f"{listed(ends)}; largest / smallest {show(ratio)}", told)
 
 
 def own_at_most(groups: Mapping[str, Sequence[RunRecord]], own: Sequence[RunRecord]) -> Verdict:

@@ -115,6 +115,6 @@ def listed_geometric(groups: Mapping[str, Sequence[float]]) -> str:
     return ", ".join(f"{name} {show(geometric(values))}" for name, values in groups.items())
 
 
-def curves(groups: Groups, y: str, x: str = "k", smooth: int = 1) -> tuple[Series, ...]:
+def curves(groups: Groups, y: str, x: str = "k", **options: Any) -> tuple[Series, ...]:
     """One curve for each method; Auto is marked as ours."""
-    return tuple(curve(name, runs, y, x, ours=name == AUTO, smooth=smooth) for name, runs in groups.items())
+    return tuple(curve(name, runs, y, x, ours=name == AUTO, **options) for name, runs in groups.items())

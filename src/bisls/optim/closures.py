@@ -48,9 +48,8 @@ def call_closure(name: str, closure: Closure, params: list[Tensor], keep_grad: b
         keep_grad: Leave ``.grad`` as it was, whatever the closure does.
     """
     argument = "step_closure" if keep_grad else "closure"
-    wrong = f"`{name}.step({argument}={shown(closure)})`: {argument} must be a function without arguments that returns the loss"
     if not callable(closure):
-        raise ValueError(wrong)
+        raise ValueError(_wrong(name, argument, closure))
     backward = _Backward(params)
     hooks = [_on_accumulation(p, backward.heard) for p in params]
     with stashed_grads(params if keep_grad else []):
@@ -61,7 +60,7 @@ def call_closure(name: str, closure: Closure, params: list[Tensor], keep_grad: b
             unfit = unbound(closure, 0)
             if not unfit:
                 raise
-            raise ValueError(f"{wrong}; this one can't be called so ({unfit})") from error
+            raise ValueError(f"{_wrong(name, argument, closure)}; this one can't be called so ({unfit})") from error
         finally:
             for hook in hooks:
                 hook.remove()
@@ -71,6 +70,11 @@ def call_closure(name: str, closure: Closure, params: list[Tensor], keep_grad: b
         moves = [p.grad for p in params]
         true = backward.gradient()
         return Called(loss, true or moves, moves, clipped=true is not None, does_backward=True)
+
+
+def _wrong(name: str, argument: str, closure: Any) -> str:
+    """What is said of a closure that is none; only then is it shown, since the repr of a method shows all that its object has."""
+    return f"`{name}.step({argument}={shown(closure)})`: {argument} must be a function without arguments that returns the loss"
 
 
 class _Backward:

@@ -10,29 +10,23 @@ from pathlib import Path
 from bisls._files import write_whole
 from bisls.outcome import Outcome, Verdict
 from bisls.report.page import PAPER, save_plots
-from bisls.report.summary import DECIDING, SCALES, SYMBOLS, Origin, all_verdicts, count, described, slugs, words
+from bisls.report.sections import DECIDED, OWN, Section, anchor, sections_of
+from bisls.report.summary import BANDS, DECIDING, SCALES, SYMBOLS, Origin, count, described, slugs, words
 
 
 def markdown_table(outcomes: Sequence[Outcome]) -> str:
     """The counts and a table of all statements."""
-    verdicts = all_verdicts(outcomes)
-    lines = [
-        f"The paper's claims: {count(verdicts, ours=False)}. Our default: {count(verdicts, ours=True)}.",
-        "",
-        "| figure | statement | the paper says | we see | verdict |",
-        "|---|---|---|---|---|",
-    ]
-    for outcome, name in zip(outcomes, slugs([outcome.name for outcome in outcomes]), strict=True):
-        lines += [
-            f"| [{_escape(outcome.name)}](#fig-{name}) | {_statement(v)} | {_escape(v.told) or '–'} | {_escape(v.numbers)} | "
-            f"{_badge(v)} |"
-            for v in outcome.verdicts
-        ]
-    return "\n".join(lines) + "\n"
+    names = slugs([outcome.name for outcome in outcomes])
+    return "\n".join(_table([_section(*pair, "") for pair in zip(outcomes, names, strict=True)])) + "\n"
 
 
 def write_markdown(
-    outcomes: Sequence[Outcome], path: Path | str, images: str = "plots", title: str = "Reproduction"
+    outcomes: Sequence[Outcome],
+    path: Path | str,
+    images: str = "plots",
+    title: str = "Reproduction",
+    keep: bool = False,
+    order: Sequence[str] = (),
 ) -> Path:
     """Write the page, and its plots as PNG files.
 
@@ -41,33 +35,67 @@ def write_markdown(
         path: The file.
         images: The folder of the plots, seen from the page.
         title: The page's heading.
+        keep: Leave the other figures of a page that is there as they stand, and its heading: for a page that several runs fill.
+        order: Names of figures in the order of such a page; others follow.
 
     Returns:
         The path of the page.
+
+    Raises:
+        ReportError: A page is to be kept that this did not write.
     """
     path = Path(path)
     names = slugs([outcome.name for outcome in outcomes])
+    sections = [_section(outcome, name, images.rstrip("/")) for outcome, name in zip(outcomes, names, strict=True)]
+    if keep and path.exists():
+        before = path.read_text(encoding="utf-8")
+        title = before.split("\n", 1)[0].removeprefix("# ")
+        ranks = {name: rank for rank, name in enumerate(order)}
+        sections += [one for one in sections_of(before) if one.name not in names]
+        sections.sort(key=lambda one: ranks.get(one.name, len(ranks)))
+    else:
+        title = _escape(title)
     for outcome, name in zip(outcomes, names, strict=True):
         save_plots(outcome, name, path.parent / images, formats=("png",))
-    origin = Origin.of(outcomes)
-    lines = [f"# {_escape(title)}", "", f"The experiments of *{PAPER}*, run again with bisls.", ""]
+    origin = Origin.of(sections)
+    lines = [f"# {title}", "", f"The experiments of *{PAPER}*, run again with bisls.", ""]
     scales = [f"{scale} ({SCALES[scale]})" if scale in SCALES else _escape(scale) for scale in origin.scales]
     lines += [f"- scale: {', '.join(scales) or 'nothing was run'}"]
     lines += [f"- newest record: {_escape(origin.newest)}"] if origin.newest else []
     lines += [f"- versions: {_escape(words(origin.versions))}"] if origin.versions else []
     lines += [f"- commit: {_escape(', '.join(origin.commits) or 'not recorded')}", ""]
     lines += [line for warning in origin.warnings for line in (f"**Note.** {_escape(warning)}", "")]
-    lines += ["## Summary", "", markdown_table(outcomes)]
-    for outcome, name in zip(outcomes, names, strict=True):
-        lines += _section(outcome, name, images.rstrip("/"))
-    lines += ["## How verdicts are decided", ""]
-    lines += [line for paragraph in DECIDING for line in (paragraph, "")]
+    lines += ["## Summary", "", *_table(sections), ""]
+    lines += [line for section in sections for line in section.lines]
+    lines += [DECIDED, ""]
+    lines += [line for paragraph in (*DECIDING, BANDS) for line in (paragraph, "")]
     write_whole(path, "\n".join(lines).rstrip("\n") + "\n")
     return path
 
 
-def _section(outcome: Outcome, name: str, images: str) -> list[str]:
-    lines = [f'<a id="fig-{name}"></a>', "", f"## {_escape(outcome.name)}: {_escape(outcome.title)}", ""]
+def _table(sections: Sequence[Section]) -> list[str]:
+    verdicts = [verdict for section in sections for verdict in section.verdicts]
+    return [
+        f"The paper's claims: {count(verdicts, ours=False)}. Our default: {count(verdicts, ours=True)}.",
+        "",
+        "| figure | statement | the paper says | we see | verdict |",
+        "|---|---|---|---|---|",
+        *(row for section in sections for row in section.rows),
+    ]
+
+
+def _section(outcome: Outcome, name: str, images: str) -> Section:
+    rows = tuple(
+        f"| [{_escape(outcome.name)}](#fig-{name}) | {_statement(v)} | {_escape(v.told) or '–'} | {_escape(v.numbers)} | "
+        f"{_badge(v)} |"
+        for v in outcome.verdicts
+    )
+    lines = tuple(_lines(outcome, name, images))
+    return Section(name, rows, lines, outcome.scale, outcome.facts, outcome.verdicts)
+
+
+def _lines(outcome: Outcome, name: str, images: str) -> list[str]:
+    lines = [anchor(name), "", f"## {_escape(outcome.name)}: {_escape(outcome.title)}", ""]
     for i, panel in enumerate(outcome.panels, 1):
         lines += [f"![{_escape(described(panel))}]({images}/{name}-{i}.png)", ""]
     for i, row in enumerate(outcome.pictures, 1):
@@ -103,7 +131,7 @@ def _badge(verdict: Verdict) -> str:
 
 
 def _statement(verdict: Verdict) -> str:
-    return _escape(verdict.statement) + (" *(our default)*" if verdict.ours else "")
+    return _escape(verdict.statement) + (f" {OWN}" if verdict.ours else "")
 
 
 def _prose(text: str) -> str:

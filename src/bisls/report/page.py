@@ -16,7 +16,19 @@ from bisls._version import __version__
 from bisls.outcome import Outcome, Pictures
 from bisls.report.palette import colours
 from bisls.report.plots import legend, panel_svg, picture_uris, save_panel, save_pictures
-from bisls.report.summary import DECIDING, EMPTY, SCALES, SYMBOLS, Origin, all_verdicts, count, described, slugs, words
+from bisls.report.summary import (
+    BANDS,
+    DECIDING,
+    EMPTY,
+    SCALES,
+    SYMBOLS,
+    Origin,
+    all_verdicts,
+    count,
+    described,
+    slugs,
+    words,
+)
 
 TITLE = "Auto-tuned step sizes, reproduced"
 PAPER = "BiSLS/SPS: Auto-tune Step Sizes for Stable Bi-level Optimization"
@@ -84,6 +96,7 @@ def page(outcomes: Sequence[Outcome], title: str = TITLE, expected: Sequence[str
             for name, anchor in zip(missing, anchors[len(outcomes) :], strict=True)
         ],
         deciding=DECIDING,
+        bands=BANDS,
     )
 
 

@@ -33,6 +33,7 @@ from bisls.report.values import KEPT, LONG, Array, Values, names_of, numeric, th
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (1.5, 1.5), (6, 2, 1.5, 2))
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
+FEW = 6  # places of points, up to which each has its tick
 HATCHES = ("///", "...", "xxx", "\\\\\\", "---", "ooo", "+++")
 
 _BARE: Any = {"Software": None}  # nothing in a file but the picture
@@ -215,15 +216,18 @@ def _draw(axes: Axes, panel: Panel, values: Values) -> None:
         axes.set_yticks([])
 
 
+NARROW = 30.0  # an axis of so small a ratio is labelled with numbers, not with powers
+
+
 class _Powers(LogFormatterMathtext):
     """Powers of ten in plain characters: no TeX, so that every label is plain text."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         text = super().__call__(x, pos)
-        if (
-            text and x > 0 and np.log10(x) % 1 > 1e-9
-        ):  # between powers, on an axis of a decade or less: the number itself
-            return f"{x:.3g}"
+        low, high = sorted(self.axis.get_view_interval()) if self.axis else (0.0, 0.0)
+        between = x > 0 and np.log10(x) % 1 > 1e-9  # labelled on an axis of a decade or less
+        if text and x > 0 and (between or (low >= 1e-3 and high <= 1e4 and high < NARROW * low)):
+            return f"{x:.3g}"  # the number itself
         text = re.sub(r"\^\{([^}]*)\}", lambda found: found[1].translate(_SUPERSCRIPT), text)
         return re.sub(r"\$|\\mathdefault|[{}]", "", text.replace(r"\times", "×").replace(r"\,", ""))
 
@@ -273,8 +277,18 @@ def _curves(axes: Axes, panel: Panel, values: Values) -> None:
         if values.single(i):  # a point of interest, which no curve may hide
             line.set(markersize=8.0, zorder=3.5)
     axes.margins(x=0.02)
+    _only_ticks(axes, panel, values)
     if values.names:
         _name_ticks(axes, values.names)
+
+
+def _only_ticks(axes: Axes, panel: Panel, values: Values) -> None:
+    """Ticks where the points are, where all series are points at a few places: 1, 2, 5 steps, and no 1.5."""
+    places = sorted({float(x) for xs, _ in values.points for x in xs[np.isfinite(xs)]})
+    if values.names or not 1 < len(places) <= FEW or not all(one.points for one in panel.series) or panel.equal:
+        return
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.set_xticks([], minor=True)
 
 
 def _spread(x: Array, finite: Array, turn: int, log: bool, wanted: int = 6) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from bisls.outcome import Judgement, Outcome, Panel, Verdict
 
@@ -38,6 +38,10 @@ iterations, for then both are the same run. Times are of one machine.
 The numbers beside a verdict are those that decided it. Statements marked “our default” are about this package and are
 no claims of the paper: they are counted apart.
 """
+BANDS = (
+    "A curve is the mean of all seeds and the shaded band around it their range, where the settings say nothing else. A curve "
+    "with a gap has values there that are not finite, or not positive on a logarithmic axis."
+)
 DECIDING = tuple(" ".join(paragraph.split()) for paragraph in _DECIDING.split("\n\n"))
 
 
@@ -101,7 +105,15 @@ def words(value: Any) -> str:
     Examples:
         >>> words({"torch": "2.9", "seeds": [0, 1]})
         'torch 2.9, seeds 0, 1'
+        >>> words(list(range(60)))
+        '0 to 59'
     """
+    if (
+        isinstance(value, list | range)
+        and len(value) > 5
+        and list(value) == list(range(value[0], value[0] + len(value)))
+    ):
+        return f"{value[0]} to {value[-1]}"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {words(entry)}" for key, entry in value.items())
     if isinstance(value, list | tuple | set | frozenset):
@@ -118,6 +130,18 @@ def described(panel: Panel) -> str:
     kind = "Bars" if panel.bars else "Curves"
     names = "; ".join(series.label for series in panel.series) or "none"
     return f"{panel.title}. {panel.ylabel} against {panel.xlabel}. {kind}: {names}."
+
+
+class Sourced(Protocol):
+    """What has a scale and facts."""
+
+    @property
+    def scale(self) -> str:
+        """At which it was made."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Commits, versions."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +163,8 @@ class Origin:
     dirty: bool
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome]) -> Origin:
-        """Gather it from the facts."""
+    def of(cls, outcomes: Sequence[Sourced]) -> Origin:
+        """Gather it from the facts of outcomes, or of sections of a page."""
         facts = [outcome.facts for outcome in outcomes]
         commits = _several(facts, "commit", "commits")
         versions = {name: ", ".join(_several([_versions(fact) for fact in facts], name)) for name in PACKAGES}
@@ -157,7 +181,7 @@ class Origin:
         """What a reader should know before trusting the numbers."""
         found = []
         if len(self.commits) > 1:
-            found.append(f"The runs come from {len(self.commits)} different commits: {', '.join(self.commits)}.")
+            found.append(f"The runs come from {len(self.commits)} different commits; each figure names its own.")
         if self.dirty:
             found.append("Some runs were made from source with changes that are in no commit (“dirty”).")
         if len(self.scales) > 1:

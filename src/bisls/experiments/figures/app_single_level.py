@@ -73,7 +73,7 @@ def judge(groups: Groups) -> tuple[Verdict, ...]:
             f"apart {show(expm1(mean(apart)))} on average, at the end a ratio of {show(ratio)}; from {ALONE}, which has the same "
             f"ceiling, on average {sgd}; ends {listed(ends)}"
         )
-        verdicts.append(claim(text, judged, numbers))
+        verdicts.append(claim(text, judged, numbers, "two samples do as well as one"))
     for rule in RULES:
         pair = (rule, f"{rule}, two samples")
         jumps = {name: [run.numbers["jump"] for run in groups[name]] for name in pair}
@@ -84,6 +84,7 @@ def judge(groups: Groups) -> tuple[Verdict, ...]:
                 f"The two-sample step of {rule} oscillates more: mean |change of log step| between neighbours below the ceiling",
                 below(jumps[pair[0]], jumps[pair[1]]) if seen else Judgement.UNDECIDED,
                 f"{listed(jumps)}; percent of all steps below the ceiling: {shares}",
+                "two samples oscillate slightly more",
             )
         )
     ended = {name: [run.numbers["late"] for run in groups[name]] for name in METHODS if name.startswith(RULES)}
@@ -92,7 +93,14 @@ def judge(groups: Groups) -> tuple[Verdict, ...]:
         judged = Judgement.UNDECIDED
     text = f"The steps end on the ceiling: at least {ENDED:.0%} of the last tenth are on it, for each of the four"
     shares = listed({name: [100 * share for share in values] for name, values in free.items()})
-    verdicts.append(claim(text, judged, f"{listed(ended)}; percent of all steps below the ceiling: {shares}"))
+    verdicts.append(
+        claim(
+            text,
+            judged,
+            f"{listed(ended)}; percent of all steps below the ceiling: {shares}",
+            "in the end decaying SGD",
+        )
+    )
     paper = {name: values for name, values in ends.items() if name != AUTO}
     best = min(paper, key=lambda name: mean(paper[name]))
     text = f"Auto ends at or below the best of the others ({best})"

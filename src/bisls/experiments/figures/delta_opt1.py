@@ -33,7 +33,7 @@ def judge(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], own: Sequence
     verdicts = []
     for method, runs in groups.items():
         some = {name: one for name, one in runs.items() if name != NONE}
-        verdicts.append(all_alike(f"{method}, delta over six orders alike", some))
+        verdicts.append(all_alike(f"{method}, delta over six orders alike", some, "very similar over 6 orders"))
     return (*verdicts, own_at_most_all(groups, own))
 
 

@@ -8,12 +8,15 @@ from math import isfinite
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import DEFAULT, OWN, constant, describe
-from bisls.experiments.drawing import curve, limits
+from bisls.experiments.drawing import begun, curve, limits
 from bisls.experiments.judging import below, claim, listed, mean, ours, show, yes
 from bisls.experiments.representation import CONSTANT, finals, learnt, representation
 from bisls.outcome import Judgement, Panel, Verdict
 
 ALPHA, BETA = 0.005, 0.01  # what is held fixed while the other one varies
+TOLD = {
+    name: f"a large {name} diverges; the other step {fixed:g}" for name, fixed in (("beta", ALPHA), ("alpha", BETA))
+}
 
 
 def ask(plan: Plan) -> Asking:
@@ -34,7 +37,7 @@ def ask(plan: Plan) -> Asking:
     ):
         lines = [curve(name, runs, "loss") for name, runs in groups.items() if name.startswith(start)]
         lines.append(curve(OWN, groups[OWN], "loss", ours=True))
-        ylim = limits(lines, 1.0)
+        ylim = limits(lines, 1.3 * begun(lines))
         panels.append(Panel(title, "upper iteration", "validation loss", tuple(lines), yscale="log", ylim=ylim))
     return Findings(tuple(panels), judge(groups), shown)
 
@@ -50,7 +53,8 @@ def judge(groups: Mapping[str, Sequence[RunRecord]]) -> tuple[Verdict, ...]:
         if not isfinite(start):  # nobody knows where they began
             spread = Judgement.UNDECIDED
         statement = f"Over the grid of {name}, one value diverges or stalls while another converges"
-        verdicts.append(claim(statement, spread, f"loss at the start {show(start)}; at the end {listed(ends)}"))
+        numbers = f"loss at the start {show(start)}; at the end {listed(ends)}"
+        verdicts.append(claim(statement, spread, numbers, TOLD[name]))
     ends = {label: finals(runs) for label, runs in groups.items() if label != OWN}
     best_name = min(ends, key=lambda label: mean(ends[label]))
     own = finals(groups[OWN])

@@ -114,28 +114,38 @@ def judge(groups: Groups, sweep: Sweep) -> tuple[Verdict, ...]:
             "(a) Over the ceilings, the lowest train loss of SPSB spreads less than that of decaying SGD (largest / smallest)",
             if_progressed(below(spreads["SPSB"], spreads["decaying SGD"]), first, *map(lowest, sweep["SPSB"])),
             listed(spreads),
+            "SPSB is far more robust to gamma_b0",
         ),
-        claim(f"(b) SPSB and SLSB end at or below {', '.join(OTHERS)}", both(*best), numbers),
+        claim(
+            f"(b) SPSB and SLSB end at or below {', '.join(OTHERS)}",
+            both(*best),
+            numbers,
+            "SPSB is fast and stays regular; SLSB alike",
+        ),
         claim(
             "(b) DecSPS ends above SPS_max",
             if_progressed(below(ends["SPS_max"], ends["DecSPS"]), first, ends["SPS_max"]),
             numbers,
+            "DecSPS does worse than SPS_max",
         ),
         claim(
             f"(b) Late, SPS_max and SLS are at least {ERRATIC:g} times as erratic as SPSB and SLSB (mean |change of log loss| "
             "between evaluations, last half)",
             both(*erratic),
             listed(unrest),
+            "SPS_max becomes unstable near a solution",
         ),
         claim(
             "(c) The step of DecSPS is at or below gamma_b0 / sqrt(k + 1), always (so by construction: a check of the code)",
             yes(most <= 1 + 1e-6),
             f"between {show(least)} and {show(most)} of it",
+            "like decaying SGD's, or much smaller",
         ),
         claim(
             f"SLS with c = 0.999, in place of the paper's 1, hardly moves: its median step is below {SHORT} of that with c = 0.1",
             yes(max(strict) < SHORT) if np.isfinite(strict).all() else Judgement.UNDECIDED,
             f"{listed({'share': strict})}; lowest loss {listed({STRICT: lowest(groups[STRICT]), 'SLS': lowest(groups['SLS'])})}",
+            "c = 1",
         ),
         ours(
             f"Auto, with no ceiling to set, ends at or below the best of the others ({leader})",

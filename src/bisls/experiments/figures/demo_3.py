@@ -104,7 +104,9 @@ def _each(sps: ByCeiling, sgd: ByCeiling, value: Callable[[Sequence[RunRecord]],
         f"{name} {listed({f'{alpha:g}:': values for alpha, values in by.items()})}" for name, by in ends.items()
     )
     statement = f"BiSPS ends at or below decaying SGD from each alpha_b0 where the Polyak step decides ({what})"
-    return claim(statement, informative(judgements), f"{numbers}; {_shares(sps)}{left_out(reasons)}")
+    return claim(
+        statement, informative(judgements), f"{numbers}; {_shares(sps)}{left_out(reasons)}", "better than decaying SGD"
+    )
 
 
 def _spread(sps: ByCeiling, sgd: ByCeiling, what: str) -> Verdict:
@@ -114,7 +116,8 @@ def _spread(sps: ByCeiling, sgd: ByCeiling, what: str) -> Verdict:
     reason = uninformative(list(sps.values()), initial(*sps.values()), *ends.values())
     statement = f"The final losses of BiSPS spread less over alpha_b0 than those of decaying SGD ({what})"
     numbers = f"BiSPS {show(mean(wide))}, decaying SGD {show(mean(other))}; {_shares(sps)}"
-    return claim(statement, informative([(below(wide, other), reason)]), numbers + left_out([("all", reason)]))
+    shown = numbers + left_out([("all", reason)])
+    return claim(statement, informative([(below(wide, other), reason)]), shown, "varies less over alpha_b0")
 
 
 def _shares(sps: ByCeiling) -> str:

@@ -14,12 +14,14 @@ from bisls.experiments.representation import (
     ALPHA,
     BETA,
     METHODS,
+    SPELT,
     finals,
     learnt,
     own_at_most,
     representation,
     searched,
     tuned,
+    tuned_runs,
 )
 from bisls.outcome import Panel, Verdict
 
@@ -50,7 +52,7 @@ def ask(plan: Plan) -> Asking:
     """Searches and the default; Adam and SGD are tuned at the same time."""
     wanted = compared_runs(plan)
     best, groups = yield from tuned(plan, beside=wanted)
-    compared = {name: groups[name] for name in METHODS} | {f"{m}, tuned": t.runs for m, t in best.items()}
+    compared = {name: groups[name] for name in METHODS} | tuned_runs(best)
     begun = {named(start): groups[named(start)] for start in starts(plan)}
     lines = [curve(name, runs, "loss", dashed="tuned" in name) for name, runs in compared.items()]
     lines.append(curve(OWN, groups[OWN], "loss", ours=True))
@@ -68,7 +70,7 @@ def ask(plan: Plan) -> Asking:
     settings = describe(
         wanted["BiSLS-Adam"], **{
             "searches": shown_search(searched(plan)),
-            "tuned on seed 0": "; ".join(f"{method}: {one}" for method, one in best.items()),
+            "tuned on seed 0": "; ".join(f"{SPELT[method]}: {one}" for method, one in best.items()),
         },
     )  # fmt: skip
     return Findings(tuple(panels), judge(compared, begun, groups[OWN], best["adam"].pair[0]), settings)
@@ -108,6 +110,7 @@ def judge(
                 f"a factor of {1 + MERGED:g}",
                 learnt(judgement, *begun.values()),
                 f"{listed(late)}; largest / smallest {show(ratio)}",
+                "starts that span 3 orders",
             )
         )
         falls = yes(all(mean(early[name]) > mean(late[name]) for name in begun))
@@ -115,7 +118,9 @@ def judge(
         statement = (
             f"{title} steps are large early and decay: the median of the first tenth is above that of the last quarter"
         )
-        verdicts.append(claim(statement, learnt(falls, *begun.values()), numbers))
+        verdicts.append(
+            claim(statement, learnt(falls, *begun.values()), numbers, "large early; they decay with training")
+        )
     return (*verdicts, own_at_most(compared, own))
 
 

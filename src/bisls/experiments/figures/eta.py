@@ -33,9 +33,16 @@ def judge(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], own: Sequence
     for method, runs in groups.items():
         ends = {name: finals(one) for name, one in runs.items()}
         grown = {name: one for name, one in runs.items() if name != KEPT}
-        verdicts.append(all_alike(f"{method}, every eta above 1 alike", grown))
+        verdicts.append(all_alike(f"{method}, every eta above 1 alike", grown, "all do equally well"))
         slower = both(*(learnt(below(ends[name], ends[KEPT]), runs[name]) for name in grown))
-        verdicts.append(claim(f"{method}: eta = 1 is slower than every larger eta", slower, listed(ends)))
+        verdicts.append(
+            claim(
+                f"{method}: eta = 1 is slower than every larger eta",
+                slower,
+                listed(ends),
+                "slower; elsewhere: equally well",
+            )
+        )
     return (*verdicts, own_at_most_all(groups, own))
 
 

@@ -22,6 +22,7 @@ from bisls.experiments.representation import (
     representation,
     searched,
     tuned,
+    tuned_runs,
 )
 from bisls.outcome import Panel, Verdict
 from bisls.steps import Constant
@@ -44,7 +45,7 @@ def ask(plan: Plan) -> Asking:
     )
     both_levels = groups["BiSLS-Adam"]
     by_level = dict(zip(LEVELS, (both_levels, *one_level.values(), best["adam"].runs), strict=True))
-    compared = {name: groups[name] for name in METHODS} | {f"{m}, tuned": t.runs for m, t in best.items()}
+    compared = {name: groups[name] for name in METHODS} | tuned_runs(best)
     alphas = {f"alpha_b0 = {a:g}": groups[named((a, b))] for a, b in sorted(starts(plan)) if b == BETA}
     betas = {f"beta_b0 = {b:g}": groups[named((a, b))] for a, b in sorted(starts(plan)) if a == ALPHA}
     own = groups[OWN]
@@ -97,17 +98,19 @@ def judge(by_level: Runs, compared: Runs, alphas: Runs, betas: Runs, own: Sequen
                 learnt(below(two, lower), by_level["both levels"]), learnt(below(upper, none), by_level["upper only"])
             ),
             listed(ends),
+            "the upper search is essential",
         ),
         *(
             claim(
                 f"{name} is at least as accurate as the best of tuned Adam and SGD",
                 learnt(at_most(wrong[name], wrong[best]), compared[name]),
                 shares,
+                "generalises well",
             )
             for name in METHODS
         ),
-        all_alike("BiSLS-Adam from alpha_b0 over three orders", alphas),
-        all_alike("BiSLS-Adam from beta_b0 over three orders", betas),
+        all_alike("BiSLS-Adam from alpha_b0 over three orders", alphas, told="hardly depends on the start"),
+        all_alike("BiSLS-Adam from beta_b0 over three orders", betas, told="hardly depends on the start"),
     ]
     best = min(wrong, key=lambda name: mean(wrong[name]))
     numbers = f"share of errors: BiSLS {show(mean(errors(own)))}, best of the others ({best}) {show(mean(wrong[best]))}"

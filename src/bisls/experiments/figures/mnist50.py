@@ -64,7 +64,7 @@ def judge(
         where = "searching at both levels" if name == SLS else f"searching above alone, with the same beta = {LOWER:g}"
         numbers = f"{name} {show(mean(finals(runs)))} (F(x) {show(mean(exacts(runs)))}), {listed(ends)}"
         statement = f"BiSLS-SGD, {where}, ends below Adam and SGD with tuned upper steps and beta = {LOWER:g}"
-        verdicts.append(claim(statement, judgement, numbers))
+        verdicts.append(claim(statement, judgement, numbers, "BiSLS-SGD does better with T = 50 too"))
     return (*verdicts, *own_verdicts(default, {**searches, **rivals}))
 
 

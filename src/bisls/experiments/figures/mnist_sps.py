@@ -69,7 +69,7 @@ def judge(readings: Readings, searches: Sequence[RunRecord], default: Sequence[R
         ends = {name: finals(runs) for name, runs in groups.items()}
         judgement = learnt(both(*(at_most(finals(searches), values) for values in ends.values())), searches)
         statement = f"BiSLS-SGD ends at or below BiSPS from every alpha_b0 ({reading})"
-        verdicts.append(claim(statement, judgement, f"{own}, {listed(ends)}"))
+        verdicts.append(claim(statement, judgement, f"{own}, {listed(ends)}", "BiSLS-SGD does better"))
     groups = {f"{name}, {reading}": runs for reading, those in readings.items() for name, runs in those.items()}
     return (*verdicts, *own_verdicts(default, {SLS: searches, **groups}))
 

@@ -24,9 +24,20 @@ def judge(groups: Mapping[str, Mapping[str, Sequence[RunRecord]]], own: Sequence
     verdicts = []
     for method, runs in groups.items():
         ends = {name: finals(one) for name, one in runs.items()}
-        verdicts.append(all_alike(f"{method}, options 1 and 3 alike", {n: runs[n] for n in ("option 1", "option 3")}))
+        verdicts.append(
+            all_alike(
+                f"{method}, options 1 and 3 alike", {n: runs[n] for n in ("option 1", "option 3")}, "nearly the same"
+            )
+        )
         worse = both(*(learnt(below(ends[name], ends["option 2"]), runs[name]) for name in ("option 1", "option 3")))
-        verdicts.append(claim(f"{method}: option 2 ends above options 1 and 3", worse, listed(ends)))
+        verdicts.append(
+            claim(
+                f"{method}: option 2 ends above options 1 and 3",
+                worse,
+                listed(ends),
+                "option 2 does worse than 1 and 3",
+            )
+        )
     return (*verdicts, own_at_most_all(groups, own))
 
 

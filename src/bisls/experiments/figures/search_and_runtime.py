@@ -26,6 +26,7 @@ from bisls.outcome import Panel, Verdict
 
 LEVEL = 0.85  # the accuracy to be reached
 ENOUGH = 0.02  # one step for yhat is enough where the share of errors is at most so much above the best
+TOLD = {"seconds": "BiSLS-Adam takes less time", "k": "time alone"}
 MACHINE = "times of one machine; the counts beside them are of no machine"
 
 Runs = Mapping[str, Sequence[RunRecord]]
@@ -120,11 +121,12 @@ def judge_yhat(yhat: ByNumber) -> tuple[Verdict, ...]:
     first = next(iter(yhat.values()))
     statement = f"One gradient step for yhat is enough: its share of errors is within {ENOUGH} of the best"
     return (
-        claim(statement, learnt(enough, first), f"share of errors {listed(wrong)}"),
+        claim(statement, learnt(enough, first), f"share of errors {listed(wrong)}", "one step is sufficient"),
         claim(
             "One gradient step for yhat takes the least time",
             learnt(quick, first),
             f"CPU seconds {listed(seconds)} ({MACHINE}){evaluations({f'{n} steps': runs for n, runs in yhat.items()})}",
+            "more steps cost more time than they gain",
         ),
     )
 
@@ -141,7 +143,7 @@ def judge_timed(timed: Mapping[str, ByNumber], own: Sequence[RunRecord]) -> tupl
         shown = {f"{m}, CG {n}": values for m, by in at.items() for n, values in by.items()}
         numbers = ", ".join(f"{key} {_shown(values)}" for key, values in shown.items()) + beside
         statement = f"BiSLS-Adam reaches {LEVEL:.0%} in no more {label} than tuned Adam at each number of CG steps"
-        verdicts.append(claim(statement, both(*each), numbers))
+        verdicts.append(claim(statement, both(*each), numbers, TOLD[name]))
         best = min(shown, key=lambda key: mean(shown[key]))
         numbers = f"BiSLS {_shown(reached(own, name))}, {best} {_shown(shown[best])}{beside}"
         statement = f"The default reaches {LEVEL:.0%} in no more {label} than any of them"

@@ -79,7 +79,8 @@ def judge(ends: Ends) -> tuple[Verdict, ...]:
     numbers = "furthest end: " + ", ".join(f"{name} {show(value)}" for name, value in furthest.items())
     reach = f"reaches the optimum from every start: it ends within {NEAR} of the distance of the two samples' solutions"
     verdicts = [
-        claim(f"{name} {reach}", yes(furthest[name] <= NEAR), numbers) for name in ("SPSB", "SPSB, two samples")
+        claim(f"{name} {reach}", yes(furthest[name] <= NEAR), numbers, "converges to the optimum from each start")
+        for name in ("SPSB", "SPSB, two samples")
     ]
     means = {name: [geometric(problem) for problem in ends[name]] for name in ("SPSB", "SPS_max")}
     judged, ratio = paired(below, means["SPSB"], means["SPS_max"])
@@ -92,7 +93,10 @@ def judge(ends: Ends) -> tuple[Verdict, ...]:
     )
     verdicts.append(
         claim(
-            "SPS_max ends farther from the optimum than SPSB (the mean over starts, problem by problem)", judged, shown
+            "SPS_max ends farther from the optimum than SPSB (the mean over starts, problem by problem)",
+            judged,
+            shown,
+            "SPS_max is unstable",
         )
     )
     return (*verdicts, ours(f"Auto {reach}", yes(furthest[AUTO] <= NEAR), numbers))
