@@ -10,7 +10,7 @@ from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedLasso
 from bisls.sklearn.cells import Products, Ridges, Sets
 from bisls.sklearn.classes import ByClasses
 from bisls.sklearn.descent import descend
-from bisls.sklearn.dual import RowRidges, kernels
+from bisls.sklearn.dual import Parts, RowRidges
 from bisls.sklearn.kernels import ByColumns, ByRows
 from bisls.sklearn.lower import Logistic, Multinomial, Rows, Squared
 from bisls.sklearn.nested import nested_splits
@@ -25,7 +25,7 @@ def by_products(loss, sets, grouping):
 
 
 def by_kernels(loss, sets, grouping):
-    return RowRidges(sets, grouping, kernels(sets.rows, grouping), {})
+    return RowRidges(sets, grouping, Parts.of(sets.rows, grouping))
 
 
 CELLS = [

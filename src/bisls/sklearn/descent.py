@@ -19,6 +19,7 @@ BLIND = 0.5  # the longest step that is taken without looking
 AGREE = 1e-4  # of the decrease that the quadratic model promises, for a step to be taken
 ROUND = 1e-13  # of the value: what rounding may add to it
 SMALLEST = 1e-10  # of the largest curvature: what is flatter is not followed further than that
+ROUNDED = 1e-4  # of the largest pivot: with smaller ones there may be curvature that is nothing but rounding
 SHRINK = 0.25  # what is left of a radius after a step that was refused
 
 Evaluated = tuple[Array, Array, Array]  # values, gradients and Hessians, one for each problem
@@ -96,10 +97,23 @@ def _steps(x: Array, g: Array, h: Array, low: Array, high: Array, radius: Array)
     if held.any():
         g = np.where(held, 0.0, g)
         h = np.where(held[:, :, None] | held[:, None, :], 0.0, h)
-    size, vectors = np.linalg.eigh(h)
-    size = np.abs(size)
-    size = np.maximum(size, np.maximum(SMALLEST * size.max(1, keepdims=True), np.finfo(float).tiny))
-    step = -(vectors @ ((g[:, None, :] @ vectors)[:, 0] / size)[:, :, None])[:, :, 0]
-    step[held] = 0.0
+    step = _newton(g, h)
+    if step is None:
+        size, vectors = np.linalg.eigh(h)
+        size = np.abs(size)
+        size = np.maximum(size, np.maximum(SMALLEST * size.max(1, keepdims=True), np.finfo(float).tiny))
+        step = -(vectors @ ((g[:, None, :] @ vectors)[:, 0] / size)[:, :, None])[:, :, 0]
+        step[held] = 0.0
     longest = (np.abs(step) / radius).max(1, initial=1.0)
     return np.asarray(step / longest[:, None])
+
+
+def _newton(g: Array, h: Array) -> Array | None:
+    """Where all curvature is positive, and none of it nearly nothing."""
+    try:
+        pivots = np.linalg.cholesky(h).diagonal(axis1=1, axis2=2)
+    except np.linalg.LinAlgError:
+        return None
+    if not np.all(pivots.min(1) > ROUNDED * pivots.max(1)):
+        return None
+    return -np.linalg.solve(h, g[:, :, None])[:, :, 0]
