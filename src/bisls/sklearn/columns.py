@@ -83,8 +83,11 @@ class _Reader:
             )
             raise self.wrong("groups", groups, rule)
         labels = [label.item() if isinstance(label, np.generic) else label for label in labels]
+        found: dict[Any, list[int]] = {}
         try:
-            return {label: np.flatnonzero([one == label for one in labels]) for label in dict.fromkeys(labels)}
+            for column, label in enumerate(labels):
+                found.setdefault(label, []).append(column)
+            return {label: np.array(own) for label, own in found.items()}
         except (TypeError, ValueError):
             raise self.wrong("groups", groups, "must hold labels that can be compared and hashed") from None
 

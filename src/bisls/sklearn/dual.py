@@ -5,7 +5,8 @@ problem, the errors of the rows F, left out, are ``A_FF^-1 (A y)_F``: one factor
 and N an orthonormal basis of the columns F of W, and of what columns of no penalty add to it, for each fold::
 
     a = W'(I - N'N) W y,    e = J N W y,    q = W'N'J'e,    dF/dtheta_g = q' L_g a,    L_g = exp(-theta_g) K_g
-    d2F/dtheta_g dtheta_h = (J N W L_g a)'(J N W L_h a) + (L_g q)' W'(I - N'N) W L_h a + the same, g and h changed - [g = h] q'L_g a
+    d2F/dtheta_g dtheta_h = (J N W L_g a)'(J N W L_h a) - [g = h] q'L_g a
+                            + (L_g q)' W'(I - N'N) W L_h a + (L_h q)' W'(I - N'N) W L_g a
 
 All folds of all problems lie in arrays of one shape, short ones filled up with rows of zeros, which change nothing.
 """
@@ -75,6 +76,8 @@ class Parts:
 
     def some(self, which: Index) -> Parts:
         """Some of the sets."""
+        if np.array_equal(which, np.arange(len(self.X))):
+            return self
         return Parts(self.X[which], self.starts, None if self.K is None else self.K[which])
 
     def _own(self) -> list[slice]:
@@ -187,6 +190,14 @@ class RowRidges:
             found = [self.evaluate(theta[piece], which[piece], close, to) for piece in pieces]
             values, gradients, hessians = (np.concatenate(each) for each in zip(*found, strict=True))
             return values, gradients, hessians
+        total = len(self.sets.problems)
+        if (
+            total <= some and total > len(which) > total // 2 and self._all.parts.K is not None
+        ):  # copies would take longer
+            whole = np.repeat(theta[:1], total, axis=0)
+            whole[which] = theta
+            values, gradients, hessians = self.evaluate(whole, np.arange(total), close, to)
+            return values[which], gradients[which], hessians[which]
         taken = self._taken(which)
         systems, shares = len(taken.owner), np.exp(-theta)[taken.owner]
         back = taken.parts.added(shares)
@@ -237,7 +248,8 @@ class RowRidges:
         Zy = self.Zy[:-1]
         back = dpotrs(_factor(K), Zy, lower=1)[0]
         Z = Zy[:, :-1]
-        b = np.linalg.pinv(Z.T @ back[:, :-1], hermitian=True) @ (Z.T @ back[:, -1])
+        root = _roots((Z.T @ back[:, :-1])[None], (Z**2).sum(0)[None])[0]
+        b = root @ (root.T @ (Z.T @ back[:, -1]))
         penalties = self.grouping.penalties(theta)
         free = penalties == 0
         w = self.sets.rows.X.T @ (self.root * (back[:, -1] - back[:, :-1] @ b)) / np.where(free, 1.0, penalties)
@@ -302,13 +314,15 @@ class RowRidges:
 
     def _gathered(self, parts: Array, owner: Index, which: Index) -> Array:
         total = np.zeros((len(which), *parts.shape[1:]))
-        for number, part in zip(owner.tolist(), parts, strict=True):
-            total[number] += part
+        if len(owner) == len(which):
+            total[owner] = parts
+        else:
+            np.add.at(total, owner, parts)
         return total / self.weights[which].reshape(-1, *[1] * (parts.ndim - 1))
 
     def _errors(self, theta: Array, cells: list[tuple[int, int, int]]) -> list[Array]:
         """What the training rows of cells get wrong of the held-out ones, which come last in a factor of all of them."""
-        found, known = [], dict[tuple[bytes, bytes], tuple[Array, Array]]()
+        found = []
         for at, (_, t, h) in zip(theta, cells, strict=True):
             order, inside = np.concatenate([self.sets.train[t], self.sets.held[h]]), len(self.sets.train[t])
             K = Parts(self.parts.X[None, order], self.parts.starts).added(np.exp(-at)[None])[0]

@@ -1,8 +1,8 @@
 """One penalty by the rows: with the spectrum of all columns any penalty costs little; see `dual` for what is computed.
 
-``A = V diag(h) V' - Z Z'`` with ``h = 1 / (1 + kappa exp(-theta))``, Z an orthonormal basis of the columns of no penalty, kappa and V
-of what is orthogonal to it. The errors of rows F that are left out, ``A_FF^-1 (A y)_F``, have their derivatives by theta through
-``h' = h (1 - h)`` and ``h'' = (1 - 2 h) h'``.
+``A = V diag(h) V' - Z Z'`` with ``h = 1 / (1 + kappa exp(-theta))``, Z an orthonormal basis of the columns of no penalty, and
+kappa and V of what is orthogonal to it. The errors of rows F that are left out, ``A_FF^-1 (A y)_F``, have their derivatives by
+theta through ``h' = h (1 - h)`` and ``h'' = (1 - 2 h) h'``.
 """
 
 from __future__ import annotations
