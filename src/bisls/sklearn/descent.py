@@ -17,7 +17,7 @@ from bisls.sklearn.tuning import Index
 FAR = 3.0  # no logarithm of a penalty changes by more in a step
 BLIND = 0.5  # the longest step that is taken without looking
 SHORT, CUBIC = 0.75, 0.2  # after a step so short, about 0.2 length^2 of what it promised is left
-LEFT = 0.2  # of `tol`: the most that may be left where nobody looks again
+LEFT = 0.1  # of `tol`: the most that may be left where nobody looks again
 AGREE = 1e-4  # of the decrease that the quadratic model promises, for a step to be taken
 ROUND = 1e-13  # of the value: what rounding may add to it
 SMALLEST = 1e-10  # of the largest curvature: what is flatter is not followed further than that
@@ -49,6 +49,7 @@ def descend(
     max_iter: int,
     least: float = 1.0,
     first: Evaluated | None = None,
+    ahead: bool = False,
 ) -> Ended:
     """Minimise several functions, each by Newton's method within a radius and a box.
 
@@ -58,10 +59,10 @@ def descend(
         room: The bounds, below and above, the same for all.
         units: How far the logarithm of a penalty moves with each coordinate; steps are measured in it.
         tol: A problem ends where its next step promises less than this, of its value; the step is taken still, unseen if short.
-            So it does where the step after the next one is expected to promise much less.
         max_iter: Steps at most.
         least: What a smaller value counts as.
         first: What ``evaluate`` gives at the start, where that is known.
+        ahead: A problem ends too where the step after the next one is expected to promise much less.
     """
     low, high = room
     x = np.clip(start, low, high)
@@ -79,8 +80,9 @@ def descend(
         promised = -(slopes * step).sum(1) - 0.5 * (step * (bends @ step[:, :, None])[:, :, 0]).sum(1)
         little, length = tol * np.maximum(np.abs(values), least), np.abs(units * step).max(1, initial=0.0)
         last = promised <= little
-        seen_through = sure & (length <= SHORT) & (CUBIC * length**2 * promised <= LEFT * little)
-        blind = open_ & ((last & (length <= BLIND)) | seen_through)
+        blind = open_ & last & (length <= BLIND)
+        if ahead:
+            blind |= open_ & sure & (length <= SHORT) & (CUBIC * length**2 * promised <= LEFT * little)
         ends[blind], values[blind] = trial[blind], values[blind] - promised[blind]
         open_ &= ~blind
         at = np.flatnonzero(open_)

@@ -54,7 +54,7 @@ class Parts:
             some = X.take(own, 1)
             if np.any(grouping.factors[own] != 1.0):
                 some /= np.sqrt(grouping.factors[own])
-            blocks.append(np.linalg.qr(some.T, mode="r").T if len(own) > n else some)
+            blocks.append(np.transpose(np.linalg.qr(some.T, mode="r")) if len(own) > n else some)
         starts = np.cumsum([0, *(block.shape[1] for block in blocks)])
         return Parts(np.vstack([np.hstack(blocks), np.zeros(starts[-1])]), starts)
 
@@ -127,7 +127,7 @@ class Layout:
     @staticmethod
     def of(sets: Sets) -> Layout:
         """Cells of a problem share a system where training and held-out rows are the same together, and held-out ones differ."""
-        count, known = len(sets.rows.y), dict[Any, list[tuple[int, Array, list[int]]]]()
+        count, known = len(sets.rows.y), dict[Any, list[tuple[int, Index, list[int]]]]()
         for number, (problem, t, h) in enumerate(sets.cells):
             train, held = np.bincount(sets.train[t], minlength=count), np.bincount(sets.held[h], minlength=count)
             both = train + held

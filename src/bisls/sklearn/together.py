@@ -179,6 +179,7 @@ class Problems:
             max_iter=self.search.max_iter,
             least=LITTLE / self.search.tol if self.nested else 1.0,
             first=first,
+            ahead=isinstance(self.loss, Squared),
         )
         found = []
         for x, at, known in zip(ended.x, ended.at, looked, strict=True):
