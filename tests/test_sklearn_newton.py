@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.model_selection import KFold, ShuffleSplit
+from sklearn.model_selection import KFold, LeaveOneOut, RepeatedKFold, ShuffleSplit, TimeSeriesSplit
 
 from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedLassoCV
 from bisls.sklearn.cells import Products, Ridges, Sets
 from bisls.sklearn.classes import ByClasses
 from bisls.sklearn.descent import descend
-from bisls.sklearn.dual import RowRidges, kernels
+from bisls.sklearn.dual import Parts, RowRidges
 from bisls.sklearn.kernels import ByColumns, ByRows
 from bisls.sklearn.lower import Logistic, Multinomial, Rows, Squared
 from bisls.sklearn.nested import nested_splits
+from bisls.sklearn.spectrum import Spectrum
 from bisls.sklearn.together import Newton
 from bisls.sklearn.tuning import Folds, Grouping
 
@@ -25,7 +26,7 @@ def by_products(loss, sets, grouping):
 
 
 def by_kernels(loss, sets, grouping):
-    return RowRidges(sets, grouping, kernels(sets.rows, grouping), {})
+    return RowRidges(sets, grouping, Parts.of(sets.rows, grouping))
 
 
 CELLS = [
@@ -103,6 +104,60 @@ def test_problems_in_step_are_those_alone(kind, loss, columns):
         )
 
 
+SPLITS = {
+    "leave one out": list(LeaveOneOut().split(np.zeros(60))),
+    "folds twice": list(RepeatedKFold(n_splits=3, n_repeats=2, random_state=0).split(np.zeros(60))),
+    "later rows": list(TimeSeriesSplit(4).split(np.zeros(60))),
+    "folds of other lengths": [(np.arange(25, 60), np.arange(25)), (np.arange(30), np.arange(50, 60))],
+    "held-out rows among the others": [(np.arange(60), np.arange(20)), (np.arange(40), np.arange(30, 60))],
+    "rows drawn twice": [(np.arange(60) // 2, np.arange(30, 60)), (np.repeat([3, 9, 17, 40], 9), np.array([1, 2, 2]))],
+}
+
+
+@pytest.mark.parametrize("splits", SPLITS.values(), ids=SPLITS)
+def test_one_factor_serves_folds_of_any_kind(splits):
+    """Left-out rows by one inverse for a problem are those by each training set; columns of no penalty may be alike."""
+    rows, grouping = table(Squared(), 80)
+    X = rows.X.copy()
+    X[:, 5] = X[:, 4]
+    factors = grouping.factors.copy()
+    factors[3:6] = 0.0
+    s = rows.s.copy()
+    s[7] = 0.0
+    rows, grouping = Rows(X, rows.y, s), Grouping(grouping.index, factors, 3)
+    theta, own = np.log([2.0, 0.7, 5.0]), np.eye(3)
+    cells = by_kernels(Squared(), Sets(rows, [splits]), grouping)
+    values, gradients, hessians = cells.evaluate(theta[None], np.arange(1), EXACT, own)
+    value, gradient = Folds(Squared(), rows, splits, grouping).value(theta)
+    assert values[0] == pytest.approx(value, rel=1e-6)
+    np.testing.assert_allclose(gradients[0], gradient, atol=1e-6 * value)
+    assert cells.values(theta[None], np.arange(1), EXACT)[0] == pytest.approx(values[0], rel=1e-9)
+    numeric = [
+        (cells.evaluate((theta + e)[None], np.arange(1), EXACT, own)[1][0] - gradients[0]) / 1e-4 for e in 1e-4 * own
+    ]
+    np.testing.assert_allclose(hessians[0], numeric, atol=2e-4 * value)
+
+
+def test_one_penalty_by_the_spectrum_is_that_by_factors():
+    rows, grouping = table(Squared(), 80)
+    grouping = Grouping(grouping.index, np.where(np.arange(81) < 3, 0.0, grouping.factors), 3)
+    sets = Sets(rows, [list(KFold(7).split(rows.X))])
+    assert Spectrum.suits(sets, grouping)
+    parts, one, ones = Parts.of(rows, grouping), np.arange(1), np.ones((3, 1))
+    spectrum, factors = Spectrum(sets, grouping, parts), RowRidges(sets, grouping, parts)
+    for common in (-3.0, 1.0, 6.0):
+        theta = np.full((1, 3), common)
+        for found, other in zip(
+            spectrum.evaluate(theta, one, EXACT, ones), factors.evaluate(theta, one, EXACT, ones), strict=True
+        ):
+            np.testing.assert_allclose(found, other, rtol=1e-6)
+        assert spectrum.values(theta, one, EXACT, 1) == pytest.approx(factors.values(theta, one, EXACT, 1), rel=1e-8)
+    blind = rows.X.copy()
+    blind[:, 0] = np.arange(60) < 5  # a column of no penalty that some training rows do not have
+    for own in (Sets(Rows(blind, rows.y, rows.s), sets.problems), Sets(rows, [SPLITS["later rows"]])):
+        assert not Spectrum.suits(own, grouping)
+
+
 @pytest.mark.parametrize("cv", [KFold(4), ShuffleSplit(3, random_state=0)])
 def test_products_by_folds_are_those_of_the_rows(cv):
     rows, _ = table(Squared())
@@ -166,6 +221,42 @@ def test_both_ways_above_lead_to_the_same_penalties(estimator, columns, monkeypa
     assert one.group_penalties_["all"] == pytest.approx(estimator().fit(X, y).group_penalties_["all"], rel=1e-4)
     assert newton.group_penalties_["noise"] > 2 * newton.group_penalties_["signal"]
     assert len(newton.history_) < len(other.history_)
+
+
+def test_columns_that_are_not_standardised_may_have_any_unit():
+    """Penalties have bounds, which go with the columns."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 8))
+    y, half = X[:, 0] + rng.normal(size=60), [0] * 4 + [1] * 4
+    plain = GroupRidgeCV(half, spread=1.0, standardize=False).fit(X, y)
+    for size in (2.0**-30, 2.0**30):
+        other = GroupRidgeCV(half, spread=1.0, standardize=False).fit(X * size, y)
+        np.testing.assert_allclose(other.coef_ * size, plain.coef_, rtol=1e-9)
+        np.testing.assert_allclose(other.penalties_ / size**2, plain.penalties_, rtol=1e-9)
+
+
+def test_what_cannot_be_solved_is_said():
+    rng = np.random.default_rng(0)
+    X, factors = rng.normal(size=(40, 90)), np.ones(90)
+    factors[:2] = 1e300, 1e-300
+    with pytest.raises(ValueError, match="double precision does not do for these columns and penalty factors"):
+        GroupRidgeCV([0] * 40 + [1] * 50, penalty_factors=factors).fit(X, X[:, 0])
+    with pytest.raises(ValueError, match=r"y must be numbers; classes are for GroupLogisticRegressionCV"):
+        GroupRidgeCV().fit(X, ["a", "b"] * 20)
+    with pytest.raises(ValueError, match=r"groups has None where columns should be: names, numbers, a mask or a slice"):
+        GroupRidgeCV({"a": None}).fit(X, X[:, 0])
+
+
+@pytest.mark.filterwarnings("error")
+def test_logarithms_of_chances_are_finite_where_chances_are_not():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3))
+    for y in (X[:, 0] + rng.normal(size=60) > 0, np.digitize(X[:, 0] + rng.normal(size=60), [-1, 1])):
+        model = GroupLogisticRegressionCV(cv=3).fit(X, y)
+        found = model.predict_log_proba(1e4 * X)
+        assert np.all(np.isfinite(found))
+        assert found.min() < -800
+        np.testing.assert_allclose(np.exp(found), model.predict_proba(1e4 * X))
 
 
 def test_hostile_numbers_are_taken_or_said():

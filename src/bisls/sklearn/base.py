@@ -32,6 +32,9 @@ DENSE = 2 * 10**8  # numbers up to which a sparse table is made dense
 HUGE = 2.0**480  # columns with numbers beyond it, or all below its inverse, are scaled in parts
 LEAST = 1e-290  # what a loss is divided by, at least: a constant target has none
 STRAYED = 1.0  # logarithms of penalties below those of all nested folds, from which on a minimum is another one
+FAR = (
+    1e3  # the typical size of columns that are not standardised, or its inverse, up to which they are taken as they are
+)
 NARROW = 600  # columns up to which BLAS is given one thread: more of them would wait for each other
 
 
@@ -68,6 +71,12 @@ class Standard:
         scale = np.where(size > 10 * np.finfo(float).eps * top, size, 1.0)
         return Standard(mean if centred else np.zeros_like(mean), scale if scaled else np.ones_like(scale))
 
+    def sized(self, sizes: Array) -> Standard:
+        """Where columns of these sizes stay as they are: all over one number if it is large or small, as penalties have bounds."""
+        size = float(np.exp(np.log(sizes).mean()))
+        power = 1.0 if 1 / FAR <= size <= FAR else 2.0 ** np.clip(np.round(np.log2(size)), -480, 480)
+        return Standard(self.mean, np.full_like(self.scale, power))
+
     def applied(self, X: Any) -> Array:
         """The table, dense."""
         dense = X.toarray() if sparse.issparse(X) else X
@@ -85,6 +94,7 @@ class GroupCV(BaseEstimator):
 
     _classifies: ClassVar[bool] = False
     _solvers: ClassVar[tuple[str, ...]] = ("auto", "exact", "bisls")
+    _squares: ClassVar[bool] = True  # penalties go with the squares of coefficients
 
     def __init__(
         self,
@@ -189,6 +199,8 @@ class GroupCV(BaseEstimator):
             )
         X64 = X.astype(np.float64)
         standard = Standard.of(X64, s, centred=self.fit_intercept, scaled=self.standardize)
+        if not self.standardize and self._squares:
+            standard = standard.sized(Standard.of(X64, s, centred=self.fit_intercept, scaled=True).scale)
         table = standard.applied(X64)
         if self.fit_intercept:
             table = np.column_stack([table, np.ones(len(table))])
@@ -196,9 +208,15 @@ class GroupCV(BaseEstimator):
         splits = self._splits(X, y, s)
         with _threads().limit(limits=1 if table.shape[1] <= NARROW else None, user_api="blas"):
             engine = self._engine(loss, rows, columns, splits)
-            tuned = self._tune(engine, splits, columns)
-            fitted = engine.fitted(tuned.theta)
-        self._tell(tuned, columns, fitted.closed)
+            try:
+                tuned = self._tune(engine, splits, columns)
+                fitted = engine.fitted(tuned.theta)
+            except np.linalg.LinAlgError as error:
+                raise ValueError(
+                    f"`{type(self).__name__}.fit(X=...)`: double precision does not do for these columns and penalty factors "
+                    f"({error}); leave out columns that are alike, or bring the factors nearer to each other"
+                ) from error
+        self._tell(tuned, columns, fitted.closed, 1.0 if self.standardize else float(standard.scale[0]) ** 2)
         coef, intercept = standard.back(fitted.w, self.fit_intercept)
         self._keep(coef.astype(dtype, copy=False), intercept.astype(dtype, copy=False), dtype)
         return self
@@ -299,7 +317,7 @@ class GroupCV(BaseEstimator):
             return found
         return replace(found, theta=middle.theta, value=folds.at(middle.theta))
 
-    def _tell(self, tuned: Tuned, columns: Columns, closed: bool) -> None:
+    def _tell(self, tuned: Tuned, columns: Columns, closed: bool, unit: float) -> None:
         """The attributes about penalties, and a warning where something did not end by itself."""
         self.n_iter_ = max(1, tuned.steps)
         if not (tuned.converged and closed and self._closed):
@@ -311,8 +329,8 @@ class GroupCV(BaseEstimator):
             )
         del self._closed
         self.groups_ = dict(columns.groups)
-        self.group_penalties_ = columns.by_group(tuned.theta)
-        self.penalties_ = columns.grouping(False).penalties(tuned.theta)
+        self.group_penalties_ = {name: unit * penalty for name, penalty in columns.by_group(tuned.theta).items()}
+        self.penalties_ = unit * columns.grouping(False).penalties(tuned.theta)
         self.history_ = [dict(entry) for entry in tuned.history]
 
     def _linear(self, X: Any) -> Any:

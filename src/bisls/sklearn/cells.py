@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 import numpy as np
 from scipy.linalg import LinAlgError
-from scipy.linalg.lapack import dpotrf, dpotrs
+from scipy.linalg.lapack import dpotrf, dpotrs, dtrtri
 
 from bisls.sklearn.lower import JITTER, Array, Rows
 from bisls.sklearn.tuning import Grouping, Index, Splits
 
-SMALL = 48  # columns up to which cells are solved in one batch by inverses
+TINY, SMALL = 16, 48  # columns up to which cells are solved in one batch, by inverses and by inverse factors
 Evaluated = tuple[Array, Array, Array]
 
 
@@ -212,7 +212,7 @@ class Ridges:
         cells, owner, train, right, X, y, s = self._taken(which, some)
         penalties = (self.grouping.factors * np.exp(theta)[:, self.grouping.index])[owner]
         jitter = JITTER * self.weight[train]
-        factored = _inverses if penalties.shape[1] <= SMALL else _factors
+        factored = _batched if penalties.shape[1] <= SMALL else _factors
         solve, times = factored(self.gram, train, penalties, jitter)
         w = solve(right)
         w = (w + solve(right - times(w)))[:, :, 0]  # what the jitter took away
@@ -220,14 +220,21 @@ class Ridges:
         return cells, penalties, solve, w, residual, X, s
 
 
-def _inverses(gram: Array, train: Index, penalties: Array, jitter: Array) -> Any:
+def _batched(gram: Array, train: Index, penalties: Array, jitter: Array) -> Any:
     matrix = gram[train]
-    index = np.arange(matrix.shape[1])
-    matrix[:, index, index] += penalties
-    shifted = matrix.copy()
-    shifted[:, index, index] += jitter[:, None]
-    inverse = np.linalg.inv(shifted)
-    return (lambda right: inverse @ right), (lambda w: matrix @ w)
+    diagonal = matrix.reshape(len(matrix), -1)[:, :: matrix.shape[1] + 1]
+    diagonal += penalties
+    plain = diagonal.copy()
+    diagonal += jitter[:, None]
+    if matrix.shape[1] <= TINY:
+        inverse = np.linalg.inv(matrix)
+        diagonal[:] = plain
+        return (lambda right: inverse @ right), (lambda w: matrix @ w)
+    back = matrix.copy()
+    for one in back:
+        halved(one)
+    diagonal[:] = plain
+    return (lambda right: back @ (back.transpose(0, 2, 1) @ right)), (lambda w: matrix @ w)
 
 
 def _factors(gram: Array, train: Index, penalties: Array, jitter: Array) -> Any:
@@ -247,3 +254,13 @@ def _factors(gram: Array, train: Index, penalties: Array, jitter: Array) -> Any:
         return np.array([gram[t] @ one for t, one in zip(train, w, strict=True)]) + penalties[:, :, None] * w
 
     return solve, times
+
+
+def halved(matrix: Array) -> None:
+    """The transposed inverse of the Cholesky factor, in the place of the matrix."""
+    factor, failed = dpotrf(matrix.T, lower=1, clean=1, overwrite_a=1)
+    if failed:
+        raise LinAlgError("a penalised matrix of products is not positive definite")
+    inverse, _ = dtrtri(factor, lower=1, overwrite_c=1)
+    if not np.may_share_memory(inverse, matrix):
+        matrix[...] = inverse.T

@@ -83,8 +83,11 @@ class _Reader:
             )
             raise self.wrong("groups", groups, rule)
         labels = [label.item() if isinstance(label, np.generic) else label for label in labels]
+        found: dict[Any, list[int]] = {}
         try:
-            return {label: np.flatnonzero([one == label for one in labels]) for label in dict.fromkeys(labels)}
+            for column, label in enumerate(labels):
+                found.setdefault(label, []).append(column)
+            return {label: np.array(own) for label, own in found.items()}
         except (TypeError, ValueError):
             raise self.wrong("groups", groups, "must hold labels that can be compared and hashed") from None
 
@@ -124,7 +127,11 @@ class _Reader:
         if isinstance(columns, slice):
             return list(range(self.count))[columns]
         single = isinstance(columns, str | int | np.integer)
-        entries: list[Any] = [columns] if single else list(columns)
+        try:
+            entries: list[Any] = [columns] if single else list(columns)
+        except TypeError:
+            rule = f"has {columns!r} where columns should be: names, numbers, a mask or a slice"
+            raise self.wrong(argument, value, rule) from None
         if entries and all(isinstance(entry, bool | np.bool_) for entry in entries):
             if len(entries) != self.count:
                 raise self.wrong(argument, value, f"has a mask of {len(entries)} columns; there are {self.count}")

@@ -16,9 +16,12 @@ from bisls.sklearn.tuning import Index
 
 FAR = 3.0  # no logarithm of a penalty changes by more in a step
 BLIND = 0.5  # the longest step that is taken without looking
+SHORT, CUBIC = 0.75, 0.2  # after a step so short, about 0.2 length^2 of what it promised is left
+LEFT = 0.1  # of `tol`: the most that may be left where nobody looks again
 AGREE = 1e-4  # of the decrease that the quadratic model promises, for a step to be taken
 ROUND = 1e-13  # of the value: what rounding may add to it
 SMALLEST = 1e-10  # of the largest curvature: what is flatter is not followed further than that
+ROUNDED = 1e-4  # of the largest pivot: with smaller ones there may be curvature that is nothing but rounding
 SHRINK = 0.25  # what is left of a radius after a step that was refused
 
 Evaluated = tuple[Array, Array, Array]  # values, gradients and Hessians, one for each problem
@@ -26,7 +29,8 @@ Evaluated = tuple[Array, Array, Array]  # values, gradients and Hessians, one fo
 
 @dataclass
 class Ended:
-    """Where the problems ended: points, where they were looked at last, values there, iterations, and whether all ended."""
+    """Where the problems ended: points, where they were looked at last, values (without a look: what was promised), iterations,
+    and whether all ended."""
 
     x: Array
     at: Array
@@ -45,6 +49,7 @@ def descend(
     max_iter: int,
     least: float = 1.0,
     first: Evaluated | None = None,
+    ahead: bool = False,
 ) -> Ended:
     """Minimise several functions, each by Newton's method within a radius and a box.
 
@@ -57,6 +62,7 @@ def descend(
         max_iter: Steps at most.
         least: What a smaller value counts as.
         first: What ``evaluate`` gives at the start, where that is known.
+        ahead: A problem ends too where the step after the next one is expected to promise much less.
     """
     low, high = room
     x = np.clip(start, low, high)
@@ -68,14 +74,16 @@ def descend(
     steps = 0
     while steps < max_iter and open_.any():
         steps += 1
-        step = _steps(x, slopes, bends, low, high, radius[:, None] / units)
+        step, sure = _steps(x, slopes, bends, low, high, radius[:, None] / units)
         trial = np.minimum(np.maximum(x + step, low), high)
         step = trial - x
         promised = -(slopes * step).sum(1) - 0.5 * (step * (bends @ step[:, :, None])[:, :, 0]).sum(1)
-        last = promised <= tol * np.maximum(np.abs(values), least)
-        length = np.abs(units * step).max(1, initial=0.0)
+        little, length = tol * np.maximum(np.abs(values), least), np.abs(units * step).max(1, initial=0.0)
+        last = promised <= little
         blind = open_ & last & (length <= BLIND)
-        ends[blind] = trial[blind]
+        if ahead:
+            blind |= open_ & sure & (length <= SHORT) & (CUBIC * length**2 * promised <= LEFT * little)
+        ends[blind], values[blind] = trial[blind], values[blind] - promised[blind]
         open_ &= ~blind
         at = np.flatnonzero(open_)
         if not len(at):
@@ -90,16 +98,36 @@ def descend(
     return Ended(ends, x, values, steps, not open_.any())
 
 
-def _steps(x: Array, g: Array, h: Array, low: Array, high: Array, radius: Array) -> Array:
-    """Newton's steps where curvature is made positive, no longer than the radius; what a bound holds stays where it is."""
+def _steps(x: Array, g: Array, h: Array, low: Array, high: Array, radius: Array) -> tuple[Array, Array]:
+    """Newton's steps, no longer than the radius, and whether curvature was positive; what a bound holds stays where it is."""
     held = ((x <= low) & (g > 0)) | ((x >= high) & (g < 0))
     if held.any():
         g = np.where(held, 0.0, g)
         h = np.where(held[:, :, None] | held[:, None, :], 0.0, h)
+    step, sure = _newton(g, h), np.ones(len(g), dtype=bool)
+    if step is None:
+        each = [_newton(g[[b]], h[[b]]) for b in range(len(g))]
+        sure = np.array([one is not None for one in each])
+        step = np.concatenate([_modified(g[[b]], h[[b]]) if one is None else one for b, one in enumerate(each)])
+        step[held] = 0.0
+    longest = (np.abs(step) / radius).max(1, initial=1.0)
+    return np.asarray(step / longest[:, None]), sure
+
+
+def _newton(g: Array, h: Array) -> Array | None:
+    """The steps where all curvature is positive, and none of it nearly nothing."""
+    try:
+        pivots = np.linalg.cholesky(h).diagonal(axis1=1, axis2=2)
+    except np.linalg.LinAlgError:
+        return None
+    if not np.all(pivots.min(1) > ROUNDED * pivots.max(1)):
+        return None
+    return np.asarray(-np.linalg.solve(h, g[:, :, None])[:, :, 0])
+
+
+def _modified(g: Array, h: Array) -> Array:
+    """The step with the curvature's absolute value."""
     size, vectors = np.linalg.eigh(h)
     size = np.abs(size)
     size = np.maximum(size, np.maximum(SMALLEST * size.max(1, keepdims=True), np.finfo(float).tiny))
-    step = -(vectors @ ((g[:, None, :] @ vectors)[:, 0] / size)[:, :, None])[:, :, 0]
-    step[held] = 0.0
-    longest = (np.abs(step) / radius).max(1, initial=1.0)
-    return np.asarray(step / longest[:, None])
+    return np.asarray(-(vectors @ ((g[:, None, :] @ vectors)[:, 0] / size)[:, :, None])[:, :, 0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.special import expit, softmax
+from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
@@ -134,7 +134,10 @@ class GroupLogisticRegressionCV(ClassifierMixin, GroupCV):
 
     def predict_log_proba(self, X: Any) -> Any:
         """The logarithm of `predict_proba`."""
-        return np.log(self.predict_proba(X))
+        eta = self._linear(X)
+        if len(self.classes_) > 2:
+            return log_softmax(eta, axis=1)
+        return np.column_stack([log_expit(-eta[:, 0]), log_expit(eta[:, 0])])
 
     def predict(self, X: Any) -> Any:
         """The most probable class of each row."""

@@ -68,7 +68,12 @@ class GroupRidgeCV(RegressorMixin, GroupCV):
     """
 
     def _targets(self, y: Any, s: Array) -> tuple[Array, Array, Loss]:
-        y = np.asarray(y, dtype=float)
+        try:
+            y = np.asarray(y, dtype=float)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"`{type(self).__name__}.fit(y=...)`: y must be numbers; classes are for GroupLogisticRegressionCV"
+            ) from None
         # a constant is the intercept's: without it the numbers keep their digits; a power of two keeps squares in range
         middle = float(s @ y / s.sum()) if self.fit_intercept else 0.0
         power = float(np.ldexp(1.0, int(np.frexp(np.abs(y - middle).max())[1])))

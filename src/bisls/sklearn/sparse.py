@@ -208,6 +208,7 @@ class WeightedElasticNetCV(RegressorMixin, GroupCV):
         )
         self.l1_ratio = l1_ratio
 
+    _squares: ClassVar[bool] = False
     _solvers: ClassVar[tuple[str, ...]] = ("auto", "exact")
 
     def _engine(self, loss: Loss, rows: Rows, columns: Columns, splits: Any) -> Any:

@@ -12,10 +12,11 @@ import numpy as np
 from bisls.sklearn.cells import Cells, Products, Ridges, Sets
 from bisls.sklearn.classes import ByClasses
 from bisls.sklearn.descent import BLIND, Evaluated, descend
-from bisls.sklearn.dual import RowRidges, kernels
+from bisls.sklearn.dual import Parts, RowRidges
 from bisls.sklearn.kernels import ByColumns, ByRows, OneByOne
 from bisls.sklearn.lower import Array, Logistic, Loss, Multinomial, Rows, Solved, Squared
 from bisls.sklearn.nested import nested_splits
+from bisls.sklearn.spectrum import Spectrum
 from bisls.sklearn.tuning import (
     LOOSE,
     REACH,
@@ -54,6 +55,7 @@ class Problems:
         search: How the upper level is minimised.
         close: How exactly lower problems are solved.
         nested: Whether only widths are compared by them, so that what matters little is left.
+        one: Their folds with one penalty, where these are computed apart.
     """
 
     cells: Any  # `Cells`, and whether all lower problems were solved
@@ -64,6 +66,7 @@ class Problems:
     search: Search
     close: float
     nested: bool
+    one: Any = None
     seen: list[dict[str, float]] = field(default_factory=list)
 
     @property
@@ -74,6 +77,7 @@ class Problems:
     def common(self, near: float | None) -> list[Tuned]:
         """One penalty for all; to the last digits where nothing is known of it yet."""
         every, ones = np.arange(len(self.weights)), np.ones((self.grouping.count, 1))
+        cells = self.cells if self.one is None else self.one
         unit = self.loss.unit(self.rows)
         room = (np.array([np.log(1e-7 * unit)]), np.array([np.log(1e6 * unit)]))
         # nested folds go on with groups from here, and want to know how each of them matters
@@ -92,12 +96,12 @@ class Problems:
 
         def descended(start: float, rough: bool) -> list[Tuned]:
             begin = np.full((len(every), 1), start)
-            return self._descended(upper, begin, room, np.ones(1), ones, own, 0.0, rough)
+            return self._descended(upper, begin, room, np.ones(1), ones, own, 0.0, rough, cells=cells)
 
         if near is not None or len(every) > 1:
-            return descended(self._coarse(every, unit) if near is None else near, False)
-        rough = descended(self._coarse(every, unit), True)[0]
-        polished = self._polished(rough)
+            return descended(self._coarse(cells, every, unit) if near is None else near, False)
+        rough = descended(self._coarse(cells, every, unit), True)[0]
+        polished = self._polished(cells, rough)
         return descended(rough.common, False) if polished is None else [polished]
 
     def widened(self, before: list[Tuned], spread: float, scale: float, on_the_way: bool = False) -> list[Tuned]:
@@ -153,13 +157,14 @@ class Problems:
         rough: bool,
         first: Evaluated | None = None,
         places: Sequence[Place] = (),
+        cells: Any = None,
     ) -> list[Tuned]:
         """Down from a start, a row a problem, with ``theta = to x``; derivatives of the losses are along ``own``."""
         looked: list[list[Place]] = [[one] for one in places] if first is not None else [[] for _ in start]
 
         def evaluate(x: Array, which: Index) -> Evaluated:
             theta = x @ to.T
-            raw = self.cells.evaluate(theta, which, self.close, own)
+            raw = (cells or self.cells).evaluate(theta, which, self.close, own)
             for b, *place in zip(which, theta, *raw, strict=True):
                 looked[b].append(Place(*place))
             self.seen.append({"spread": spread, "cv_loss": float(raw[0][0])})
@@ -174,6 +179,7 @@ class Problems:
             max_iter=self.search.max_iter,
             least=LITTLE / self.search.tol if self.nested else 1.0,
             first=first,
+            ahead=isinstance(self.loss, Squared),
         )
         found = []
         for x, at, known in zip(ended.x, ended.at, looked, strict=True):
@@ -184,28 +190,28 @@ class Problems:
             found.append(Tuned(to @ x, spread, value, ended.steps, ended.converged, tuple(self.seen), place))
         return found
 
-    def _coarse(self, every: Index, unit: float) -> float:
+    def _coarse(self, cells: Any, every: Index, unit: float) -> float:
         """The best of some common penalties, from above, by some of the folds."""
-        best, near, risen, memory = np.inf, 0.0, 0, self.cells.remembered()
+        best, near, risen, memory = np.inf, 0.0, 0, cells.remembered()
         for share in self.loss.coarse:
             theta = np.full((len(every), self.grouping.count), np.log(share * unit))
-            value = float(self.cells.values(theta, every, COARSE, SOME).sum())
+            value = float(cells.values(theta, every, COARSE, SOME).sum())
             if value < best:
-                best, near, risen, memory = value, float(theta[0, 0]), 0, self.cells.remembered()
+                best, near, risen, memory = value, float(theta[0, 0]), 0, cells.remembered()
             else:
                 risen += 1
             if risen >= RISES:
                 break
-        self.cells.recall(memory)
+        cells.recall(memory)
         return near
 
-    def _polished(self, rough: Tuned) -> Tuned | None:
+    def _polished(self, cells: Any, rough: Tuned) -> Tuned | None:
         """One penalty to the last digits, by Newton's method for the root of the derivative; None where it leads nowhere."""
         every, ones = np.zeros(1, dtype=np.intp), np.ones((1, self.grouping.count))
         x, step = rough.common, 1.0
         for turn in range(TURNS):
             close = TIGHT if abs(step) <= NEARLY else self.close
-            values, gradients, hessians = self.cells.evaluate(x * ones, every, close, ones.T)
+            values, gradients, hessians = cells.evaluate(x * ones, every, close, ones.T)
             self.seen.append({"spread": 0.0, "cv_loss": float(values[0])})
             slope, bend = float(gradients.sum()), float(hessians.sum())
             step = -slope / bend if bend > 0 else np.inf
@@ -307,6 +313,8 @@ class Newton:
         for cells in (inner.cells, outer):
             if isinstance(cells, OneByOne):  # a training set of the folds for each problem
                 cells.follow(self.all.problems.cells)
+        if isinstance(outer, RowRidges):
+            outer.follow(inner.cells)
         weights = np.concatenate([self.rows.s[held] for _, held in self.splits])
         return Nest(inner, outer, weights)
 
@@ -335,17 +343,20 @@ class Newton:
         return Products(self.rows, [held for _, held in self.splits])
 
     @cached_property
-    def _kernels(self) -> tuple[Array, dict[Any, Array]]:
-        return kernels(self.rows, self.grouping), {}
+    def _parts(self) -> Parts:
+        return Parts.of(self.rows, self.grouping)
 
     def _problems(self, problems: list[Any], search: Search, close: float, nested: bool) -> Problems:
         sets = Sets(self.rows, problems)
-        return Problems(self._cells(sets), sets.weights(), self.loss, self.rows, self.grouping, search, close, nested)
+        cells, one = self._cells(sets), None
+        if isinstance(cells, RowRidges) and Spectrum.suits(sets, self.grouping):
+            one = Spectrum(sets, self.grouping, self._parts)
+        return Problems(cells, sets.weights(), self.loss, self.rows, self.grouping, search, close, nested, one)
 
     def _cells(self, sets: Sets) -> Any:
         if isinstance(self.loss, Squared):
             if self._by_rows:
-                return RowRidges(sets, self.grouping, *self._kernels)
+                return RowRidges(sets, self.grouping, self._parts)
             return Ridges(sets, self.grouping, self._products)
         if isinstance(self.loss, Multinomial):
             return ByClasses(self.loss, sets, self.grouping)
