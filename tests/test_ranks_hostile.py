@@ -19,7 +19,7 @@ from bisls.ranks import RankError
 
 pytestmark = pytest.mark.slow
 
-WITHIN = 45.0  # seconds for all that a pair of processes tries, their start among them; the group waits ten minutes
+WITHIN = 120.0  # seconds for all that a pair of busy processes tries, with their start; the group waits ten minutes
 
 
 def problem(start: float = 0.0, rows: int = 8, upper=None, lower=None) -> bisls.Bilevel:
@@ -258,7 +258,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(answers, name):
     for rank in range(2):
         text, seconds = answers[rank][name]
         assert BOTH[name] in text
-        assert seconds < 8.0
+        assert seconds < WITHIN / 2  # who waits for the other rank waits for ten minutes
 
 
 RAISED = {

@@ -150,7 +150,8 @@ def test_one_penalty_by_the_spectrum_is_that_by_factors():
         for found, other in zip(
             spectrum.evaluate(theta, one, EXACT, ones), factors.evaluate(theta, one, EXACT, ones), strict=True
         ):
-            np.testing.assert_allclose(found, other, rtol=1e-6)
+            # the second derivative is four hundred times below the value there, and rounds with it: 1.5e-8 apart were seen
+            np.testing.assert_allclose(found, other, rtol=1e-6, atol=2e-8 * factors.values(theta, one, EXACT, 1)[0])
         assert spectrum.values(theta, one, EXACT, 1) == pytest.approx(factors.values(theta, one, EXACT, 1), rel=1e-8)
     blind = rows.X.copy()
     blind[:, 0] = np.arange(60) < 5  # a column of no penalty that some training rows do not have
@@ -256,7 +257,8 @@ def test_logarithms_of_chances_are_finite_where_chances_are_not():
         found = model.predict_log_proba(1e4 * X)
         assert np.all(np.isfinite(found))
         assert found.min() < -800
-        np.testing.assert_allclose(np.exp(found), model.predict_proba(1e4 * X))
+        # numbers below the smallest normal one are zero on some processors
+        np.testing.assert_allclose(np.exp(found), model.predict_proba(1e4 * X), atol=np.finfo(float).tiny)
 
 
 def test_hostile_numbers_are_taken_or_said():
