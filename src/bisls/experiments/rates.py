@@ -40,7 +40,6 @@ Rule = type[LineOptimizer] | type[Solver]
 
 FIRST = 5  # the smallest K looked at is 2^FIRST
 OCTAVES = 4  # slopes are taken over the last so many doublings of K: a rate says nothing about the start
-ALLOWED, LARGE = 0.05, 0.1  # above the exponent, and as a standard error
 EXPONENTS = {1: -0.5, 2: -1.0, 3: -0.5}
 CONTROLS: tuple[Rule, ...] = (optim.SPSMax, Alternating)
 DEFAULTS: tuple[Rule, ...] = (optim.Auto, BiSLS)
@@ -226,20 +225,16 @@ class Fit:
     log_factor: float
 
     def judged(self, exponent: float) -> Judgement:
-        """Whether the rate K^exponent, times log K, is reached; the theorems bound from above, so a steeper slope is no fault.
+        """Whether log K times K^exponent, the rate of the theorem, is reached; it bounds from above, so steeper is no fault.
 
-        It holds where slope <= exponent + 0.05: noise does not count in its favour. Above that it is undecided where the factor
-        log K over these K and two s.e. explain the rest, or the s.e. exceeds 0.1, and fails otherwise. Without a slope, as where
+        Over the K of the fit that rate is a line with the slope ``exponent + log_factor``. It is reached where the slope is at
+        least two s.e. below, missed where it is two s.e. above, and undecided between. Without a slope or an error, as where
         a run was lost, it is undecided.
         """
-        if not isfinite(self.slope):
-            return Judgement.UNDECIDED
-        above = self.slope - exponent
-        if above <= ALLOWED:
+        above = self.slope - exponent - self.log_factor
+        if above + 2 * self.error <= 0:
             return Judgement.HOLDS
-        unclear = not self.error <= LARGE  # nor is it clear where there is no s.e.
-        explained = above <= max(ALLOWED, self.log_factor) + 2 * self.error
-        return Judgement.UNDECIDED if unclear or explained else Judgement.FAILS
+        return Judgement.FAILS if above - 2 * self.error > 0 else Judgement.UNDECIDED
 
 
 def fit(ks: np.ndarray, values: np.ndarray, octaves: int = OCTAVES) -> Fit:
