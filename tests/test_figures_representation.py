@@ -200,6 +200,14 @@ def hyper_verdicts(levels, accurate, start, own):
     return judged(hyper_more.judge(searched, compared, starts, starts, own))
 
 
+def test_a_run_that_flies_off_does_not_flatten_the_others():
+    """The axis of losses ends a third above where they began; that of accuracies has no such end."""
+    groups = {"both levels": runs(0.1), "upper only": runs(1e6)}
+    panel = hyper_more._panel("Search at", groups, runs(0.05), "loss")
+    assert panel.ylim == pytest.approx((0.04, 0.65))
+    assert hyper_more._panel("Accuracy", groups, runs(0.05), "accuracy").ylim is None
+
+
 def test_hyper_more():
     assert hyper_verdicts((0.1, 0.2, 0.1, 0.2), 0.95, 0.11, runs(0.05, accuracy=0.96)) == [HOLDS] * 7
     assert hyper_verdicts((0.2, 0.1, 0.2, 0.1), 0.7, 0.3, runs(0.5, accuracy=0.5)) == [FAILS] * 7

@@ -443,6 +443,8 @@ def test_few_points_have_a_tick_each_and_short_axes_numbers():
     shown = ticks(Panel("t", "steps", "y", points))
     assert [text for text in shown if re.fullmatch(r"[\d.]+", text)][:3] == ["1", "2", "5"]
     line = Series("a", tuple(map(float, range(12))), tuple(2.3 * 0.8**k for k in range(12)))
+    twenty = Series("a", (0.0, 5.0, 10.0, 20.0), (1.0, 1.0, 2.0, 1.0))  # iterations have no halves, so ticks have none
+    assert {"5", "10", "20"} <= set(ticks(Panel("t", "iteration", "y", (twenty,))))
     assert "1" in ticks(Panel("t", "", "", (line,), yscale="log", ylim=(0.2, 3.0)))
     wide = Series("a", (0.0, 1.0, 2.0), (1e-4, 1.0, 1e3))
     assert "10⁰" in ticks(Panel("t", "", "", (wide,), yscale="log"))

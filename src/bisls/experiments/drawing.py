@@ -103,6 +103,15 @@ def limits(series: Sequence[Series], top: float) -> tuple[float, float]:
     Examples:
         >>> limits([Series("a", (1.0, 2.0), (0.5, 0.25)), Series("b", (1.0, 2.0), (float("nan"), 1e9))], 3.0)
         (0.2, 3.0)
+        >>> limits([Series("a", (1.0, 2.0), (0.5, 0.25))], 3.0)  # nothing to be cut off, and no room for nothing
+        (0.2, 0.625)
     """
-    values = [value for one in series for value in (*one.y, *(one.low or ())) if np.isfinite(value) and value > 0]
+    drawn = [value for one in series for value in (*one.y, *(one.low or ()), *(one.high or ()))]
+    values = [value for value in drawn if np.isfinite(value) and value > 0]
+    top = min(top, 1.25 * max(values, default=top))
     return min(0.8 * min(values, default=top), 0.5 * top), top
+
+
+def not_above_start(series: Sequence[Series]) -> tuple[float, float]:
+    """The range of a y axis for losses: no higher than a third above where they began, whatever diverges later."""
+    return limits(series, 1.3 * begun(series))

@@ -13,7 +13,7 @@ from bisls.directions import Adam, Direction, Steepest
 from bisls.experiments.asking import Pair, Tuned, gather, over_seeds, spread
 from bisls.experiments.base import Config, Plan, RunRecord
 from bisls.experiments.bilevel import DEFAULT, OWN, Representation, constant, describe, shown_restart
-from bisls.experiments.drawing import curve
+from bisls.experiments.drawing import curve, not_above_start
 from bisls.experiments.evidence import if_progressed, initial, progressed
 from bisls.experiments.judging import alike, at_most, claim, listed, mean, ours, show
 from bisls.experiments.method import Method
@@ -210,7 +210,10 @@ def by_method(
         lines = [curve(name, one, "loss") for name, one in runs.items()]
         lines.append(curve(OWN, found[OWN], "loss", ours=True))
         alt = f"Validation loss of {method} against iterations, one curve for each of {', '.join(runs)}, and of the default"
-        panels.append(Panel(method, "upper iteration", "validation loss", tuple(lines), yscale="log", alt=alt))
+        cut = not_above_start(lines)
+        panels.append(
+            Panel(method, "upper iteration", "validation loss", tuple(lines), yscale="log", ylim=cut, alt=alt)
+        )
     return groups, found[OWN], tuple(panels)
 
 

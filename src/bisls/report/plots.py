@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogFormatterMathtext
+from matplotlib.ticker import LogFormatterMathtext, MaxNLocator
 
 from bisls._files import write_whole
 from bisls.outcome import Panel, Pictures
@@ -277,6 +277,8 @@ def _curves(axes: Axes, panel: Panel, values: Values) -> None:
         if values.single(i):  # a point of interest, which no curve may hide
             line.set(markersize=8.0, zorder=3.5)
     axes.margins(x=0.02)
+    if axes.get_xscale() == "linear" and values.any:
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=(1, 2, 5, 10)))  # iterations have no halves
     _only_ticks(axes, panel, values)
     if values.names:
         _name_ticks(axes, values.names)

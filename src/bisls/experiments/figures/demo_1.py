@@ -8,7 +8,7 @@ from math import isfinite
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import DEFAULT, OWN, constant, describe
-from bisls.experiments.drawing import begun, curve, limits
+from bisls.experiments.drawing import curve, not_above_start
 from bisls.experiments.judging import below, claim, listed, mean, ours, show, yes
 from bisls.experiments.representation import CONSTANT, finals, learnt, representation
 from bisls.outcome import Judgement, Panel, Verdict
@@ -37,7 +37,7 @@ def ask(plan: Plan) -> Asking:
     ):
         lines = [curve(name, runs, "loss") for name, runs in groups.items() if name.startswith(start)]
         lines.append(curve(OWN, groups[OWN], "loss", ours=True))
-        ylim = limits(lines, 1.3 * begun(lines))
+        ylim = not_above_start(lines)
         panels.append(Panel(title, "upper iteration", "validation loss", tuple(lines), yscale="log", ylim=ylim))
     return Findings(tuple(panels), judge(groups), shown)
 

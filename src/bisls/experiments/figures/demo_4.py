@@ -8,7 +8,7 @@ import numpy as np
 
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import DEFAULT, OWN, Representation, describe, shown_search
-from bisls.experiments.drawing import curve
+from bisls.experiments.drawing import curve, not_above_start
 from bisls.experiments.judging import alike, at_most, claim, listed, mean, show, yes
 from bisls.experiments.representation import (
     ALPHA,
@@ -58,7 +58,15 @@ def ask(plan: Plan) -> Asking:
     lines.append(curve(OWN, groups[OWN], "loss", ours=True))
     alt = "Validation loss against iterations of BiSLS-SGD and BiSLS-Adam, tuned Adam and SGD (dashed), and the default"
     panels = [
-        Panel("BiSLS against tuned steps", "upper iteration", "validation loss", tuple(lines), yscale="log", alt=alt)
+        Panel(
+            "BiSLS against tuned steps",
+            "upper iteration",
+            "validation loss",
+            tuple(lines),
+            yscale="log",
+            ylim=not_above_start(lines),
+            alt=alt,
+        )
     ]
     for part, title in PARTS.items():
         smooth = plan.pick(1, 3, 10)

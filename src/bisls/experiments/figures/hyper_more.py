@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import OWN, describe, shown_search
-from bisls.experiments.drawing import curve
+from bisls.experiments.drawing import curve, not_above_start
 from bisls.experiments.figures.demo_4 import compared_runs, named, starts
 from bisls.experiments.judging import at_most, below, both, claim, listed, mean, ours, show
 from bisls.experiments.representation import (
@@ -72,7 +72,8 @@ def _panel(title: str, groups: Runs, own: Sequence[RunRecord], name: str) -> Pan
     loss = name == "loss"
     label = "validation loss" if loss else "test accuracy"
     alt = f"{label} against iterations: {', '.join(groups)}, and the default".capitalize()
-    return Panel(title, "upper iteration", label, tuple(lines), yscale="log" if loss else "linear", alt=alt)
+    cut = not_above_start(lines) if loss else None
+    return Panel(title, "upper iteration", label, tuple(lines), yscale="log" if loss else "linear", ylim=cut, alt=alt)
 
 
 def judge(by_level: Runs, compared: Runs, alphas: Runs, betas: Runs, own: Sequence[RunRecord]) -> tuple[Verdict, ...]:

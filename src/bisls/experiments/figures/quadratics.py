@@ -76,7 +76,7 @@ def panels(groups: Groups) -> tuple[Panel, ...]:
         alt = f"{title} against iterations, by method."
         drawn.append(Panel(title, "iteration", label, lines, yscale="log", ylim=cut, alt=alt))
     paths = [Series(name, *_path(runs[0]), ours=name == AUTO) for name, runs in groups.items()]
-    paths.append(Series("optimum", (0.0,), (0.0,), points=True))
+    paths.append(Series("optimum", (0.0,), (0.0,), points=True, dashed=True))
     alt = "Paths in the plane from one start; the optimum is at the origin."
     return (*drawn, Panel("Paths", "x1 - x1*", "x2 - x2*", tuple(paths), equal=True, alt=alt))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from bisls.experiments.asking import over_seeds
 from bisls.experiments.base import Asking, Figure, Findings, Plan, RunRecord
 from bisls.experiments.bilevel import DEFAULT, OWN, describe
-from bisls.experiments.drawing import begun, curve, limits
+from bisls.experiments.drawing import curve, not_above_start
 from bisls.experiments.evidence import informative, initial, left_out, polyak_share, uninformative
 from bisls.experiments.judging import claim, mean, show
 from bisls.experiments.method import Method
@@ -69,7 +69,7 @@ def ask(plan: Plan) -> Asking:
                 "validation loss",
                 tuple(lines),
                 yscale="log",
-                ylim=limits(lines, 1.3 * begun(lines)),
+                ylim=not_above_start(lines),
                 alt=alt,
             )
         )

@@ -35,7 +35,7 @@ def ask(plan: Plan) -> Asking:
     drawn = []
     for name in METHODS:
         lines = [path(f"start {i + 1}", found[name, i][0], name == AUTO) for i in range(starts)]
-        lines.append(Series("optimum", (0.0,), (0.0,), points=True))
+        lines.append(Series("optimum", (0.0,), (0.0,), points=True, dashed=True))
         alt = f"Paths of {name} in the plane from {starts} starts; the optimum is at the origin."
         drawn.append(Panel(name, "x1 - x1*", "x2 - x2*", tuple(lines), equal=True, alt=alt))
     scale = [apart(seed) for seed in plan.each_seed]
