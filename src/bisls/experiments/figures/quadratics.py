@@ -34,9 +34,7 @@ TOLD = {  # of ends the text says nothing: SPSB converges fast, SPS_max is unsta
     "DecSPS": "its steps may be smaller than decaying SGD's; who ends nearer is not said",
     "SPS_max": "SPS_max is unstable",
 }
-PROBLEMS = (
-    240  # the log of a ratio of ends differs by 1.05 from problem to problem: an s.e. of 0.07, so 1.15 is told from 1
-)
+PROBLEMS = 240  # the log of a ratio of ends has an s.d. of 1.05 over problems: these leave an s.e. of 0.07
 PATHS = 300  # points of a path that are drawn
 
 
