@@ -153,7 +153,10 @@ def test_demo_2_statements():
     short = [replace(run, curves={**run.curves, "step": (1e-3,) * 20}) for run in losses(0.6)]
     good |= {"DecSPS": losses(0.4), demo_2.STRICT: short}
     sweep = {"SPSB": [losses(0.1), losses(0.11)], "decaying SGD": [losses(0.1), losses(0.5)]}
-    assert judgements(demo_2.judge(good, sweep)) == [HOLDS] * 7
+    verdicts = demo_2.judge(good, sweep)
+    assert judgements(verdicts) == [HOLDS] * 7
+    assert "SPS_max is lower at 67% of the evaluations" in verdicts[2].numbers
+    assert demo_2.ahead([made([1.0, 3.0, 3.0, 1.0])], [made([2.0] * 4)]) == 0.5
     bad = {name: losses(0.2, 0.2) for name in demo_2.METHODS} | {
         name: losses(0.3, 0.15) for name in ("SPSB", "SLSB", AUTO)
     }

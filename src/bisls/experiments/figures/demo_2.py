@@ -79,6 +79,15 @@ def lowest(runs: Sequence[RunRecord]) -> list[float]:
     return [float("inf") if run.error else min(run.curves["loss"], default=float("inf")) for run in runs]
 
 
+def ahead(runs: Sequence[RunRecord], others: Sequence[RunRecord]) -> float:
+    """At which share of the evaluations the loss of a run is below that of another, on average over seeds."""
+    shares = [
+        np.mean([a < b for a, b in zip(*(r.curves["loss"] for r in pair), strict=False)] or [np.nan])
+        for pair in zip(runs, others, strict=True)
+    ]
+    return float(np.mean(shares))
+
+
 def shortened(run: RunRecord, other: RunRecord) -> float:
     """The median step of a run over that of another, over the iterations that both have; not a number where they have none."""
     both = [list(zip(r.curves["step_k"], r.curves["step"], strict=False)) for r in (run, other)]
@@ -125,7 +134,8 @@ def judge(groups: Groups, sweep: Sweep) -> tuple[Verdict, ...]:
         claim(
             "(b) DecSPS ends above SPS_max",
             if_progressed(below(ends["SPS_max"], ends["DecSPS"]), first, ends["SPS_max"]),
-            numbers,
+            f"{numbers}; lowest {listed({name: lowest(groups[name]) for name in ('SPS_max', 'DecSPS')})}; SPS_max is lower at "
+            f"{ahead(groups['SPS_max'], groups['DecSPS']):.0%} of the evaluations",
             "DecSPS does worse than SPS_max",
         ),
         claim(
