@@ -182,7 +182,8 @@ class SingleRun(Config):
         """Seconds on one core, roughly."""
         searches = self.method.make in (optim.SLS, optim.SLSB)
         checks = 0.0 if not searches else 1.5 if self.method["c"] < 0.9 else 50.0
-        step = 4e-4 * self.samples + 2e-4 * checks
+        gradient = 2e-4 if self.problem == "quadratics" else 4e-4
+        step = gradient * self.samples + 2e-4 * checks
         evaluation = 1e-5 if self.problem == "quadratics" else 3e-7 * ROWS[self.problem]
         return self.iterations * (step + evaluation / self.every)
 
