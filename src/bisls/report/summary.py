@@ -13,8 +13,8 @@ SYMBOLS = {Judgement.HOLDS: "✓", Judgement.FAILS: "✗", Judgement.UNDECIDED: 
 SCALES = {
     "smoke": "only shows that everything runs: so small that its verdicts mean nothing",
     "quick": "few seeds, small grids and short runs",
-    "standard": "three seeds, small grids, runs of a fifth to a third of the paper's length",
-    "paper": "the paper's seeds, grids and lengths",
+    "standard": 'three seeds, small grids, runs of a fifth to a third of the length at "paper"',
+    "paper": "the paper's seeds and grids",
 }
 EMPTY = frozenset({"smoke"})  # the scales at which verdicts mean nothing: they are shown grey
 PACKAGES = ("bisls", "torch", "numpy", "python", "scikit-learn")
