@@ -72,7 +72,7 @@ class Standard:
         return Standard(mean if centred else np.zeros_like(mean), scale if scaled else np.ones_like(scale))
 
     def sized(self, sizes: Array) -> Standard:
-        """Where columns of these sizes stay as they are: all over one number if it is large or small, as penalties have bounds."""
+        """Where columns of these sizes stay as they are: all over one number if that is far from 1, as penalties have bounds."""
         size = float(np.exp(np.log(sizes).mean()))
         power = 1.0 if 1 / FAR <= size <= FAR else 2.0 ** np.clip(np.round(np.log2(size)), -480, 480)
         return Standard(self.mean, np.full_like(self.scale, power))
