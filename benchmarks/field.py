@@ -158,8 +158,17 @@ class Contest:
         self.all(f"{problem.name}: longer", jobs, problem, arrays, goals)
         if problem.tune:
             tuned = [(peer, v) for peer, v in entries if v.grid]
-            jobs = [job(peer, v, pair) for peer, v in tuned for pair in self.arguments.rates or v.pairs]
+            own = [(peer, v) for peer, v in tuned if not v.tuned_as]
+            jobs = [job(peer, v, pair) for peer, v in own for pair in self.arguments.rates or v.pairs]
             rows = self.all(f"{problem.name}: grids", jobs, problem, arrays, goals)
+            jobs = []
+            for peer, v in tuned:
+                if v.tuned_as:
+                    found = page.best(
+                        [row for row in rows if (row["peer"], row["variant"]) == v.tuned_as], problem.kind
+                    )
+                    jobs.append(job(peer, v, (found["alpha"], found["beta"]) if found else v.base))
+            rows += self.all(f"{problem.name}: with the rates of others", jobs, problem, arrays, goals)
             again = []
             for peer, v in tuned:
                 best = page.best(of(peer, v, rows), problem.kind)

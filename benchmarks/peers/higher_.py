@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import higher
@@ -57,38 +58,46 @@ def maml(job: SimpleNamespace, keep: Keep) -> None:
         keep(*(tensor.detach().numpy() for tensor in network.parameters()))
 
 
-def reweighting(job: SimpleNamespace, keep: Keep) -> None:
-    """torch's Adam below; the last step of an iteration once more through higher's, for the upper gradient."""
-    problem = Reweighting(job)
-    network, x = problem.network, list(problem.weighing.parameters())
-    inner = torch.optim.Adam(network.parameters(), lr=job.beta)
-    optimizer = torch.optim.Adam(x, lr=job.alpha)
-    keep(*problem.point())
-    while True:
-        for number in range(job.lower_iters):
-            batch = next(problem.lower_batches)
-            if number == job.lower_iters - 1:
-                with higher.innerloop_ctx(network, inner) as (patched, steps):
-                    steps.step(problem.lower(patched, batch))
-                    loss = problem.upper(patched, next(problem.upper_batches))
-                    gradients = torch.autograd.grad(loss, x)
-            loss = problem.lower(network, batch)
-            inner.zero_grad()
-            loss.backward(inputs=list(network.parameters()))
-            inner.step()
-        for tensor, gradient in zip(x, gradients, strict=True):
-            tensor.grad = gradient
-        optimizer.step()
-        keep(*problem.point())
+def reweighting(plain: bool) -> Callable[[SimpleNamespace, Keep], None]:
+    """torch's Adam below. The upper gradient goes through the last step of an iteration, done once more by higher: as Adam's,
+    or as a plain gradient step, the way of Meta-Weight-Net."""
 
+    def run(job: SimpleNamespace, keep: Keep) -> None:
+        problem = Reweighting(job)
+        network, x = problem.network, list(problem.weighing.parameters())
+        y = list(network.parameters())
+        inner = torch.optim.Adam(y, lr=job.beta)
+        looked_through = torch.optim.SGD(y, lr=job.beta) if plain else inner
+        optimizer = torch.optim.Adam(x, lr=job.alpha)
+        keep(*problem.point())
+        while True:
+            for number in range(job.lower_iters):
+                batch = next(problem.lower_batches)
+                if number == job.lower_iters - 1:
+                    with higher.innerloop_ctx(network, looked_through) as (patched, steps):
+                        steps.step(problem.lower(patched, batch))
+                        loss = problem.upper(patched, next(problem.upper_batches))
+                        gradients = torch.autograd.grad(loss, x)
+                inner.zero_grad()
+                problem.lower(network, batch).backward(inputs=y)
+                inner.step()
+            for tensor, gradient in zip(x, gradients, strict=True):
+                tensor.grad = gradient
+            optimizer.step()
+            keep(*problem.point())
+
+    return run
+
+
+REWEIGHTING = {"through one step": reweighting(plain=False), "through one plain step": reweighting(plain=True)}
 
 if __name__ == "__main__":
     work(
         {
             "penalties": {"unrolled": unrolled},
             "few-shot": {"MAML": maml},
-            "weight-network": {"through one step": reweighting},
-            "sample-weights": {"through one step": reweighting},
+            "weight-network": REWEIGHTING,
+            "sample-weights": REWEIGHTING,
         },
         ["higher", "torch"],
     )

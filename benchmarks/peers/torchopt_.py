@@ -146,7 +146,7 @@ def representation_unrolled(job: SimpleNamespace, keep: Keep) -> None:
 
 
 # Where a gradient is exactly 0 from the first step on, the derivative of Adam's root there is infinite, and all becomes NaN.
-ROOT = 1e-10
+ROOT = 1e-16
 
 
 def few_shot(make: Callable[[nn.Module, float], torchopt.MetaOptimizer]) -> Callable[[SimpleNamespace, Keep], None]:

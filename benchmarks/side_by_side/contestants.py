@@ -64,11 +64,15 @@ CEILINGS = (1.0, 10.0, 100.0)  # below, where the solver searches its step and t
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to use a library. `base` is the setting that all share; without `grid` there is nothing to tune."""
+    """One way to use a library. `base` is the setting that all share; without `grid` there is nothing to tune.
+
+    Where two compute the same numbers, one is tuned and the other takes its rates: `tuned_as` is that peer and variant.
+    """
 
     name: str
     base: Pair = (0.1, 0.2)
     grid: tuple[Pair, ...] = ()
+    tuned_as: tuple[str, str] | None = None
 
     @property
     def pairs(self) -> list[Pair]:
@@ -111,18 +115,20 @@ def lenet(name: str) -> Variant:
     return Variant(name, base=(1e-3, 0.01), grid=LENET)
 
 
-def maml(name: str) -> Variant:
-    return Variant(name, base=(3e-3, 0.3), grid=MAML)
+def maml(name: str, tuned_as: tuple[str, str] | None = None) -> Variant:
+    return Variant(name, base=(3e-3, 0.3), grid=MAML, tuned_as=tuned_as)
 
 
-def reweighting(*names: str) -> dict[str, tuple[Variant, ...]]:
+SAME = ("torch", "MAML")  # what unrolls the same steps has the same hypergradient
+
+
+def reweighting(*names: str, tuned_as: tuple[str, str] | None = None) -> dict[str, tuple[Variant, ...]]:
     grids = {"weight-network": ((3e-3, 0.003), WEIGHT_NETWORK), "sample-weights": ((0.1, 0.003), SAMPLE_WEIGHTS)}
-    return {kind: tuple(Variant(name, *grid) for name in names) for kind, grid in grids.items()}
+    return {kind: tuple(Variant(name, *grid, tuned_as) for name in names) for kind, grid in grids.items()}
 
 
-def below(*names: str) -> dict[str, tuple[Variant, ...]]:
-    variants = tuple(Variant(name, (0.0, 0.001), BELOW) for name in names)
-    return {"weight-network": variants, "sample-weights": variants}
+def below(name: str) -> dict[str, tuple[Variant, ...]]:
+    return dict.fromkeys(("weight-network", "sample-weights"), (Variant(name, (0.0, 0.001), BELOW),))
 
 
 UNTUNED = Variant("BiSLS")
@@ -133,7 +139,7 @@ PEERS = {
         {
             "penalties": (UNTUNED, Variant("BiSLS, same loops"), Variant("BiSLS.paper"), tuned("Alternating")),
             "representation": (UNTUNED, Variant("BiSLS.paper"), lenet("Alternating")),
-            "few-shot": (UNTUNED, Variant("BiSLS, same T"), maml("Alternating")),
+            "few-shot": (UNTUNED, Variant("BiSLS, same T"), maml("Alternating", SAME)),
             **WITH_ADAMW,
         },
         ours=True,
@@ -148,8 +154,8 @@ PEERS = {
         {
             "penalties": (tuned("CG"), tuned("unrolled")),
             "representation": (lenet("CG"), lenet("unrolled")),
-            "few-shot": (maml("MetaSGD"), Variant("MetaAdam", (3e-3, 0.01), MAML_ADAM)),
-            **reweighting("through one step"),
+            "few-shot": (maml("MetaSGD", SAME), Variant("MetaAdam", (3e-3, 0.01), MAML_ADAM)),
+            **reweighting("through one step", tuned_as=("higher", "through one step")),
         },
     ),
     "betty": Peer(
@@ -157,16 +163,20 @@ PEERS = {
         {
             "penalties": (tuned("CG"), tuned("Neumann"), tuned("finite differences")),
             "representation": (lenet("CG"), lenet("finite differences")),
-            "few-shot": (maml("CG"), maml("finite differences")),
+            "few-shot": (maml("finite differences"),),
             **reweighting("finite differences"),
         },
     ),
     "boat": Peer("BOAT", "boat_.py", "boat", {"penalties": (tuned("CG"), tuned("unrolled"))}),
     "higher": Peer(
         "higher", "higher_.py", "higher",
-        {"penalties": (tuned("unrolled"),), "few-shot": (maml("MAML"),), **reweighting("through one step")},
+        {
+            "penalties": (tuned("unrolled"),),
+            "few-shot": (maml("MAML", SAME),),
+            **reweighting("through one step", "through one plain step"),
+        },
     ),
-    "learn2learn": Peer("learn2learn", "learn2learn_.py", "learn2learn", {"few-shot": (maml("MAML"),)}),
+    "learn2learn": Peer("learn2learn", "learn2learn_.py", "learn2learn", {"few-shot": (maml("MAML", SAME),)}),
     "jaxopt": Peer(
         "jaxopt", "jaxopt_.py", "jaxopt",
         {

@@ -163,14 +163,14 @@ class FewShot(Judged):
     iterations: int = 300
     lower_iters: int = 5
     cg: int = 10
-    every: int = 10
+    every: int = 20
     batch: int = 8
     queries: int = 5
     hidden: int = 64
     cap: float = 150.0
     goals: tuple[float, ...] = (0.60, 0.70)
-    race: int | None = 4000
-    race_cap: float = 30.0
+    race: int | None = 2500
+    race_cap: float = 20.0
     tune: bool = True
     choosing: int = 50  # tasks on which the rate of the steps from x is chosen
     judging: int = 400  # others, on which it is judged
@@ -238,10 +238,10 @@ class FewShot(Judged):
     def story(self, length: int) -> str:
         """What the page says of it."""
         return (
-            f"MAML: two hidden layers of {self.hidden}; {self.batch} tasks a batch, 1 shot and {self.queries} queries of each of "
-            f"5 characters; T = {self.lower_iters}; {length} iterations, the same tasks for all. Accuracy is that on "
-            f"{self.judging} tasks of characters that nobody has trained on, after {self.lower_iters} plain steps from x with the "
-            f"rate, of twelve, that does best on {self.choosing} tasks of yet other characters; at the end the mean of the last "
+            f"MAML: two hidden layers of {self.hidden}; {self.batch} tasks a batch, 1 shot and {self.queries} queries of each "
+            f"of 5 characters; T = {self.lower_iters}; {length} iterations, the same tasks for all. Accuracy is that on "
+            f"{self.judging} tasks of characters that nobody has trained on, after {self.lower_iters} plain steps from x with "
+            f"the rate, of twelve, that does best on {self.choosing} tasks of yet other characters; at the end the mean of the last "
             f"{self.last} points, {self.every} iterations apart. Rivals are Adam above and plain steps below, MetaAdam is Adam "
             "below too.\n\n"
             "The literature has 89.7 % (MAML) and 88.9 % (learn2learn) for 5 ways and 1 shot with fully connected layers: wider "
@@ -298,12 +298,12 @@ class Reweighting(Judged):
     lower_iters: int = 10
     cg: int = 10
     every: int = 5
-    batch: int = 64
+    batch: int = 32
     rows: int = 20_000
     cap: float = 150.0
     goals: tuple[float, ...] = (0.65, 0.70)
-    race: int | None = 4000
-    race_cap: float = 30.0
+    race: int | None = None
+    race_cap: float = 0.0
     tune: bool = True
     last = 5
 
@@ -349,5 +349,6 @@ class Reweighting(Judged):
             "iterations, the same batches for all. Accuracy is that of the present y on 2,000 samples of neither level, at the "
             f"end the mean of the last {self.last} points, {self.every} iterations apart; AUC is the chance that a right label "
             "weighs more than a wrong one. Rivals have Adam at both levels; plain training leaves the weights as they start. "
-            "AdamW below is torch's, the user's own, with torch's defaults but for the rate."
+            "AdamW below is torch's, the user's own, with torch's defaults but for the rate. The upper step after T lower ones "
+            "goes through the last of them, or (Betty) takes the Hessian for the identity."
         )

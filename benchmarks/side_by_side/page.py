@@ -341,12 +341,11 @@ def _judged(results: Results) -> str:
     problem = results.problem
     assert isinstance(problem, Judged)
     entries = results.entries()
-    grids = {_rates(v.grid): [] for _, v in entries if v.grid}  # type: ignore[var-annotated]
-    for name, v in entries:
-        if v.grid:
-            grids[_rates(v.grid)].append(_name(name, v.name))
-    most = max(grids.values(), key=len, default=[])
-    said = [f"{text}{'' if names is most else f' ({chr(44).join(names)})'}" for text, names in grids.items()]
+    grids: dict[str, list[str]] = {}
+    for name, variant in entries:
+        if variant.grid and not variant.tuned_as:
+            grids.setdefault(_rates(variant.grid), []).append(_name(name, variant.name))
+    said = [f"{text} ({', '.join(names)})" for text, names in grids.items()]
     lines = [
         f"## {TITLES[problem.kind]}: {problem.says}\n",
         f"{problem.story(results.length)}\n",
@@ -391,9 +390,14 @@ def _judged(results: Results) -> str:
         each = [row["each"][1] for row in rows if row.get("each")]
         cells.append(f"{1e3 * median(each):.0f} ms" if each else "")
         bad = sum(row["nan"] is not None or bool(row["error"]) for row in grid)
-        spent = _ratio(sum(row["wall"] for row in grid), results.ours()) if variant.grid else ""
         runs = f"{len(grid)} run{'s' if len(grid) > 1 else ''}"
-        cells += [f"{runs}, {bad} NaN or stopped" if variant.grid else "none", spent]
+        if variant.tuned_as:
+            cells += [f"as {_name(*variant.tuned_as)}", ""]
+        elif variant.grid:
+            spent = sum(row["wall"] for row in grid)
+            cells += [f"{runs}, {bad} NaN or stopped", _ratio(spent, results.ours())]
+        else:
+            cells += ["none", ""]
         body.append(cells)
     head = ["system", "rates, above / below"]
     for goal in problem.goals:
