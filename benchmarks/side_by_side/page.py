@@ -100,7 +100,8 @@ class Results:
 def render(rows: Sequence[Row], folder: Path, link: str, before: str = "") -> str:
     """The whole page in Markdown; the plots go into `folder`, and the page refers to them by `link`.
 
-    Problems that have no rows are taken over from `before`, the page as it was, to the letter.
+    Problems that have no rows are taken over from `before`, the page as it was, to the letter; so are its notes, and what it
+    keeps of earlier runs.
     """
     found = [results for problem in PROBLEMS.values() if (results := Results(rows, problem)).rows]
     made = {}
@@ -112,17 +113,21 @@ def render(rows: Sequence[Row], folder: Path, link: str, before: str = "") -> st
         if plot(results, folder / picture):
             text += f"\n![{problem.says}]({link}{picture})\n"
         made[problem.name] = f"{text}\n{_sessions(rows, problem.name)}"
-    old = {name: text for name in PROBLEMS if (text := _between(before, name))}
-    sections = [
-        f"<!-- {name} -->\n\n{(made.get(name) or old[name]).strip()}\n\n<!-- end of {name} -->\n"
-        for name in PROBLEMS
-        if name in made or name in old
-    ]
+    sections = []
+    for name in PROBLEMS:
+        for block in (name, f"{name}, earlier"):
+            text = made.get(block) or _between(before, block)
+            if text:
+                sections.append(_marked(block, text))
     return "\n".join([_head(), _short(found, before), *sections, _tail(rows, before)])
 
 
+def _marked(name: str, text: str) -> str:
+    return f"<!-- {name} -->\n\n{text.strip()}\n\n<!-- end of {name} -->\n"
+
+
 def _between(page: str, name: str) -> str:
-    """What stands between the marks of a problem."""
+    """What stands between two marks."""
     found = re.search(f"<!-- {name} -->(.*?)<!-- end of {name} -->", page, flags=re.DOTALL)
     return found[1] if found else ""
 
@@ -160,7 +165,8 @@ def _short(found: Sequence[Results], before: str) -> str:
         others = [(peer, v) for peer, v in results.entries() if peer != OURS[0]]
         if mine is None or not others:
             continue
-        shared = [best(results.of(peer, v, v.base), kind) for peer, v in others]
+        bases = [rows for peer, v in others if (rows := results.of(peer, v, v.base))]
+        shared = [best(rows, kind) for rows in bases]
         tuned = [best(results.of(peer, v), kind) for peer, v in others]
         arrived = [
             (at["wall"], _name(peer, v.name))
@@ -171,7 +177,7 @@ def _short(found: Sequence[Results], before: str) -> str:
         made[results.problem.says] = table([], [[
             results.problem.says, _reached(results, mine), _reached(results, best([r for r in shared if r], kind)),
             _reached(results, best([r for r in tuned if r], kind)) if results.problem.tune else "not tuned",
-            f"{len(others) - sum(row is not None for row in shared)} of {len(others)}",
+            f"{shared.count(None)} of {len(shared)}",
             "never" if ours is None else _seconds(ours["wall"]),
             "never" if first is None else f"{_ratio(first[0], ours)} {first[1]}",
             f"{len(others) - len(arrived)} of {len(others)}",
@@ -438,10 +444,12 @@ def _tail(rows: Sequence[Row], before: str) -> str:
             body.append(f"| {peer.title} | {used} |\n")
         elif line := _line(_between(before, "versions"), peer.title):
             body.append(f"{line}\n")
-    lines.append(f"<!-- versions -->\n\n{table(['system', 'versions'], [])}{''.join(body)}\n<!-- end of versions -->\n")
+    lines.append(_marked("versions", table(["system", "versions"], []) + "".join(body)))
     left = {row["problem"]: row["reason"] for row in rows if row.get("kind") == "left out"}
     ran = {row["problem"] for row in rows if row.get("kind") == "run"}
     lines += [f"Problem {name} was left out: {reason}.\n" for name, reason in left.items() if name not in ran]
+    if notes := _between(before, "notes"):
+        lines.append(_marked("notes", notes))
     return "\n".join(lines)
 
 
