@@ -147,6 +147,9 @@ def representation_unrolled(job: SimpleNamespace, keep: Keep) -> None:
 
 # Where a gradient is exactly 0 from the first step on, the derivative of Adam's root there is infinite, and all becomes NaN.
 ROOT = 1e-16
+# The first step of Adam is the sign of the gradient, and its derivative a difference of large numbers that nearly cancel: in
+# single precision noise, unless the root is kept further from 0.
+FIRST_ROOT = 1e-8
 
 
 def few_shot(make: Callable[[nn.Module, float], torchopt.MetaOptimizer]) -> Callable[[SimpleNamespace, Keep], None]:
@@ -198,7 +201,7 @@ if __name__ == "__main__":
             "representation": {"CG": representation_implicit, "unrolled": representation_unrolled},
             "few-shot": {
                 "MetaSGD": few_shot(lambda network, rate: torchopt.MetaSGD(network, lr=rate)),
-                "MetaAdam": few_shot(lambda network, rate: torchopt.MetaAdam(network, lr=rate, eps_root=ROOT)),
+                "MetaAdam": few_shot(lambda network, rate: torchopt.MetaAdam(network, lr=rate, eps_root=FIRST_ROOT)),
             },
             "weight-network": {"through one step": reweighting},
             "sample-weights": {"through one step": reweighting},
