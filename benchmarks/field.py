@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,9 @@ class Contest:
         if problem.tune:
             tuned = [(peer, v) for peer, v in entries if v.grid]
             own = [(peer, v) for peer, v in tuned if not v.tuned_as]
-            jobs = [job(peer, v, pair) for peer, v in own for pair in self.arguments.rates or v.pairs]
+            # in turns, so that a run that is cut short has as many rates of each
+            turns = zip_longest(*([(peer, v, pair) for pair in self.arguments.rates or v.pairs] for peer, v in own))
+            jobs = [job(*one) for turn in turns for one in turn if one]
             rows = self.all(f"{problem.name}: grids", jobs, problem, arrays, goals)
             jobs = []
             for peer, v in tuned:

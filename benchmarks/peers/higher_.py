@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import higher
@@ -58,46 +57,38 @@ def maml(job: SimpleNamespace, keep: Keep) -> None:
         keep(*(tensor.detach().numpy() for tensor in network.parameters()))
 
 
-def reweighting(plain: bool) -> Callable[[SimpleNamespace, Keep], None]:
-    """torch's Adam below. The upper gradient goes through the last step of an iteration, done once more by higher: as Adam's,
-    or as a plain gradient step, the way of Meta-Weight-Net."""
-
-    def run(job: SimpleNamespace, keep: Keep) -> None:
-        problem = Reweighting(job)
-        network, x = problem.network, list(problem.weighing.parameters())
-        y = list(network.parameters())
-        inner = torch.optim.Adam(y, lr=job.beta)
-        looked_through = torch.optim.SGD(y, lr=job.beta) if plain else inner
-        optimizer = torch.optim.Adam(x, lr=job.alpha)
+def reweighting(job: SimpleNamespace, keep: Keep) -> None:
+    """torch's Adam below. The upper gradient goes through one plain step from before the last one, as in Meta-Weight-Net."""
+    problem = Reweighting(job)
+    network, x = problem.network, list(problem.weighing.parameters())
+    y = list(network.parameters())
+    inner, plain = torch.optim.Adam(y, lr=job.beta), torch.optim.SGD(y, lr=job.beta)
+    optimizer = torch.optim.Adam(x, lr=job.alpha)
+    keep(*problem.point())
+    while True:
+        for number in range(job.lower_iters):
+            batch = next(problem.lower_batches)
+            if number == job.lower_iters - 1:
+                with higher.innerloop_ctx(network, plain) as (patched, steps):
+                    steps.step(problem.lower(patched, batch))
+                    loss = problem.upper(patched, next(problem.upper_batches))
+                    gradients = torch.autograd.grad(loss, x)
+            inner.zero_grad()
+            problem.lower(network, batch).backward(inputs=y)
+            inner.step()
+        for tensor, gradient in zip(x, gradients, strict=True):
+            tensor.grad = gradient
+        optimizer.step()
         keep(*problem.point())
-        while True:
-            for number in range(job.lower_iters):
-                batch = next(problem.lower_batches)
-                if number == job.lower_iters - 1:
-                    with higher.innerloop_ctx(network, looked_through) as (patched, steps):
-                        steps.step(problem.lower(patched, batch))
-                        loss = problem.upper(patched, next(problem.upper_batches))
-                        gradients = torch.autograd.grad(loss, x)
-                inner.zero_grad()
-                problem.lower(network, batch).backward(inputs=y)
-                inner.step()
-            for tensor, gradient in zip(x, gradients, strict=True):
-                tensor.grad = gradient
-            optimizer.step()
-            keep(*problem.point())
 
-    return run
-
-
-REWEIGHTING = {"through one step": reweighting(plain=False), "through one plain step": reweighting(plain=True)}
 
 if __name__ == "__main__":
     work(
         {
             "penalties": {"unrolled": unrolled},
             "few-shot": {"MAML": maml},
-            "weight-network": REWEIGHTING,
-            "sample-weights": REWEIGHTING,
+            "weight-network": {"through one plain step": reweighting},
+            "sample-weights": {"through one plain step": reweighting},
         },
         ["higher", "torch"],
     )

@@ -89,7 +89,7 @@ MAML = tuple(product((1e-3, 3e-3, 1e-2), (0.1, 0.3, 1.0)))
 MAML_ADAM = tuple(product((1e-3, 3e-3, 1e-2), (0.003, 0.01, 0.03)))
 WEIGHT_NETWORK = tuple(product((1e-3, 3e-3, 1e-2), (0.001, 0.003, 0.01)))
 SAMPLE_WEIGHTS = tuple(product((0.03, 0.1, 0.3), (0.001, 0.003, 0.01)))
-BELOW = tuple((0.0, beta) for beta in (0.0003, 0.001, 0.003, 0.01))  # where nothing above has a rate
+BELOW = tuple((0.0, beta) for beta in (0.001, 0.003, 0.01))  # where nothing above has a rate
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,9 @@ def maml(name: str, tuned_as: tuple[str, str] | None = None) -> Variant:
 SAME = ("torch", "MAML")  # what unrolls the same steps has the same hypergradient
 
 
-def reweighting(*names: str, tuned_as: tuple[str, str] | None = None) -> dict[str, tuple[Variant, ...]]:
+def reweighting(name: str) -> dict[str, tuple[Variant, ...]]:
     grids = {"weight-network": ((3e-3, 0.003), WEIGHT_NETWORK), "sample-weights": ((0.1, 0.003), SAMPLE_WEIGHTS)}
-    return {kind: tuple(Variant(name, *grid, tuned_as) for name in names) for kind, grid in grids.items()}
+    return {kind: (Variant(name, *grid),) for kind, grid in grids.items()}
 
 
 def below(name: str) -> dict[str, tuple[Variant, ...]]:
@@ -155,7 +155,7 @@ PEERS = {
             "penalties": (tuned("CG"), tuned("unrolled")),
             "representation": (lenet("CG"), lenet("unrolled")),
             "few-shot": (maml("MetaSGD", SAME), Variant("MetaAdam", (3e-3, 0.01), MAML_ADAM)),
-            **reweighting("through one step", tuned_as=("higher", "through one step")),
+            **reweighting("through one step"),
         },
     ),
     "betty": Peer(
@@ -173,7 +173,7 @@ PEERS = {
         {
             "penalties": (tuned("unrolled"),),
             "few-shot": (maml("MAML", SAME),),
-            **reweighting("through one step", "through one plain step"),
+            **reweighting("through one plain step"),
         },
     ),
     "learn2learn": Peer("learn2learn", "learn2learn_.py", "learn2learn", {"few-shot": (maml("MAML", SAME),)}),

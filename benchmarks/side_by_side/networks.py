@@ -160,7 +160,7 @@ class FewShot(Judged):
     name: str = "few-shot"
     says: str = "Omniglot, 5 ways and 1 shot, fully connected layers"
     needs: str | None = "omniglot"
-    iterations: int = 300
+    iterations: int = 200
     lower_iters: int = 5
     cg: int = 10
     every: int = 20
@@ -169,8 +169,8 @@ class FewShot(Judged):
     hidden: int = 64
     cap: float = 150.0
     goals: tuple[float, ...] = (0.60, 0.70)
-    race: int | None = 2500
-    race_cap: float = 20.0
+    race: int | None = 2000
+    race_cap: float = 15.0
     tune: bool = True
     choosing: int = 50  # tasks on which the rate of the steps from x is chosen
     judging: int = 400  # others, on which it is judged
@@ -297,7 +297,7 @@ class Reweighting(Judged):
     iterations: int = 100
     lower_iters: int = 10
     cg: int = 10
-    every: int = 5
+    every: int = 10
     batch: int = 32
     rows: int = 20_000
     cap: float = 150.0
@@ -305,7 +305,7 @@ class Reweighting(Judged):
     race: int | None = None
     race_cap: float = 0.0
     tune: bool = True
-    last = 5
+    last = 3
 
     @property
     def kind(self) -> str:  # type: ignore[override]
@@ -350,5 +350,6 @@ class Reweighting(Judged):
             f"end the mean of the last {self.last} points, {self.every} iterations apart; AUC is the chance that a right label "
             "weighs more than a wrong one. Rivals have Adam at both levels; plain training leaves the weights as they start. "
             "AdamW below is torch's, the user's own, with torch's defaults but for the rate. The upper step after T lower ones "
-            "goes through the last of them, or (Betty) takes the Hessian for the identity."
+            "goes through the last of them as Adam does it (TorchOpt) or as a plain step (higher, the way of Meta-Weight-Net), or "
+            "takes the Hessian for the identity (Betty)."
         )
