@@ -350,6 +350,6 @@ class Reweighting(Judged):
             f"end the mean of the last {self.last} points, {self.every} iterations apart; AUC is the chance that a right label "
             "weighs more than a wrong one. Rivals have Adam at both levels; plain training leaves the weights as they start. "
             "AdamW below is torch's, the user's own, with torch's defaults but for the rate. The upper step after T lower ones "
-            "goes through the last of them as Adam does it (TorchOpt) or as a plain step (higher, the way of Meta-Weight-Net), or "
+            "goes through the last of them as Adam does it (TorchOpt) or as a plain step (higher, as in Meta-Weight-Net), or "
             "takes the Hessian for the identity (Betty)."
         )
