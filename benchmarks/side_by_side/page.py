@@ -381,10 +381,7 @@ def _judged(results: Results) -> str:
             if arrived is None:
                 cells += ["never" + (": NaN" if lost else ""), ""]
             else:
-                cells += [
-                    _ratio(arrived["wall"], results.ours(number), arrived["cpu"]),
-                    f"{problem.samples(int(arrived['iteration'])):,}",
-                ]
+                cells += [_spent(arrived, results.ours(number)), f"{problem.samples(int(arrived['iteration'])):,}"]
         finals = [row["final"] for row in rows if row["final"] is not None]
         cells.append(f"{100 * median(finals):.1f} %" if finals else "NaN" if lost else "failed")
         if any(timed.values()):
@@ -396,22 +393,35 @@ def _judged(results: Results) -> str:
         each = [row["each"][1] for row in rows if row.get("each")]
         cells.append(f"{1e3 * median(each):.0f} ms" if each else "")
         bad = sum(row["nan"] is not None or bool(row["error"]) for row in grid)
-        runs = f"{len(grid)} run{'s' if len(grid) > 1 else ''}"
         if variant.tuned_as:
             cells += [f"as {_name(*variant.tuned_as)}", ""]
         elif variant.grid:
-            spent = sum(row["wall"] for row in grid)
-            cells += [f"{runs}, {bad} NaN or stopped", _ratio(spent, results.ours())]
+            pairs = f"{len(grid)} of {len(variant.pairs)} pairs of rates"
+            total = {
+                name: sum(row["wall"] if name == "wall" else _cpu(row) for row in grid) for name in ("wall", "cpu")
+            }
+            cells += [f"{pairs}, {bad} NaN or stopped", _spent(total, results.ours())]
         else:
             cells += ["none", ""]
         body.append(cells)
     head = ["system", "rates, above / below"]
     for goal in problem.goals:
-        head += [f"time to {100 * goal:.0f} %, ratio to ours", problem.unit]
+        head += [f"CPU time to {100 * goal:.0f} %, ratio to ours", problem.unit]
     head += [f"accuracy after {results.length} iterations"]
     head += ["after equal time"] * any(timed.values()) + ["AUC"] * measured + ["an iteration, CPU", "tuning"]
-    head += [f"its time, ratio to ours to {100 * problem.goals[-1]:.0f} %"]
+    head += [f"its CPU time, ratio to ours to {100 * problem.goals[-1]:.0f} %"]
     return "\n".join([*lines, "", table(head, body)])
+
+
+def _cpu(row: Row) -> float:
+    curve = row.get("curve")
+    return curve["cpu"][-1] if curve and curve["cpu"] else 0.0
+
+
+def _spent(time: dict[str, float], ours: dict[str, float] | None) -> str:
+    """The processor's time over ours, its seconds, and those of the wall clock."""
+    ratio = "" if not ours else f"{time['cpu'] / ours['cpu']:.2f} "
+    return f"{ratio}({_seconds(time['cpu'])}; wall {_seconds(time['wall'])})"
 
 
 def _rate_names(pair: tuple[float, float]) -> str:
