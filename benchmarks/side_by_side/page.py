@@ -18,13 +18,14 @@ OURS = ("bisls", "BiSLS")
 
 
 def best(rows: Sequence[Row], kind: str) -> Row | None:
-    """The best run of a grid: the least F at the end, or the soonest at the goals; None where none ended well."""
+    """The best run of a grid: the least F at the end, or the soonest at the last goal, then the most accurate; None where none ended well."""
     fine = [row for row in rows if row["final"] is not None and row["nan"] is None and not row["error"]]
     if kind == "penalties":
         return min(fine, key=lambda row: (row["final"], row["alpha"], row["beta"]), default=None)
 
-    def order(row: Row) -> tuple[float, ...]:
-        return (*(inf if a is None else a["iteration"] for a in reversed(row["arrivals"])), -row["final"])
+    def order(row: Row) -> tuple[float, float]:
+        last = row["arrivals"][-1]
+        return inf if last is None else last["iteration"], -row["final"]
 
     return min(fine, key=order, default=None)
 
