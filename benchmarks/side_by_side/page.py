@@ -18,7 +18,7 @@ OURS = ("bisls", "BiSLS")
 
 
 def best(rows: Sequence[Row], kind: str) -> Row | None:
-    """The best run of a grid: the least F at the end, or the soonest at the last goal, then the most accurate; None where none ended well."""
+    """The best run of a grid: least F; or soonest at the last goal, then most accurate. None where none ended well."""
     fine = [row for row in rows if row["final"] is not None and row["nan"] is None and not row["error"]]
     if kind == "penalties":
         return min(fine, key=lambda row: (row["final"], row["alpha"], row["beta"]), default=None)
