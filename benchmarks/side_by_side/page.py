@@ -538,14 +538,16 @@ def plot(results: Results, path: Path) -> bool:
                 right.text(0.0, number, " never", va="center", fontsize=8)
         right.tick_params(axis="y", labelsize=7)
     else:
-        best_of_all = max(v for *_, curve in chosen for v in curve["values"] if v is not None)
-        least = 0.5 if problem.goals[0] > 0.8 else 0.0
+        values = [v for *_, curve in chosen for v in curve["values"] if v is not None]
+        least = 0.5 if problem.goals[0] > 0.8 else max(0.0, min(values) - 0.05)
         left.set(
             xlabel="seconds of the processor since launch",
             ylabel="accuracy",
-            ylim=(least, min(1.0, best_of_all + 0.05)),
+            ylim=(least, min(1.0, max(values) + 0.05)),
         )
-        right.set(xlabel=f"{problem.unit} seen", xscale="symlog" if problem.race else "linear", ylim=left.get_ylim())
+        right.set(xlabel=f"{problem.unit} seen", ylim=left.get_ylim())
+        if problem.race:
+            right.set_xscale("symlog", linthresh=problem.samples(problem.every))
     for axis in logarithmic:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter("{x:g}")
