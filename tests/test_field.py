@@ -361,7 +361,7 @@ def test_page_from_made_up_rows(parts, tmp_path):
     assert "80.0 % | 55.1 % (200) | 10 ms | none |" in text  # the mean of the two points of the longer run
     assert "| as plain torch: MAML |" in lines["learn2learn: MAML"]
     assert "4.00 (4.0 s; wall 3.0 s) | 1,200 |" in lines["plain torch: MAML"]  # 150 iterations of 8 tasks
-    assert "| none / 0.003 | never |" in lines["plain torch: plain training"]
+    assert "| none / 0.003 | never in 200 iterations |" in lines["plain torch: plain training"]
     assert "80.0 % | 0.912 |" in text
     for name in ("plain", "representation", "few-shot", "sample-weights"):
         assert f"](plots/field-{name}.png)" in text

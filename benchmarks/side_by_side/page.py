@@ -380,7 +380,8 @@ def _judged(results: Results) -> str:
         for number in range(len(problem.goals)):
             arrived = results.arrival(name, variant, pair, number)
             if arrived is None:
-                cells += ["never" + (": NaN" if lost else ""), ""]
+                most = max(row["done"] for row in rows + results.of(name, variant, pair, long=True))
+                cells += ["never: NaN" if lost else f"never in {most:,} iterations", ""]
             else:
                 cells += [_spent(arrived, results.ours(number)), f"{problem.samples(int(arrived['iteration'])):,}"]
         finals = [row["final"] for row in rows if row["final"] is not None]
