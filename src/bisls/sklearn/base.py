@@ -149,15 +149,15 @@ class GroupCV(BaseEstimator):
     def _engine(self, loss: Loss, rows: Rows, columns: Columns, splits: Any) -> Any:
         """What tunes the penalties."""
         grouping = columns.grouping(self.fit_intercept)
+        search = Search(self.tol, self.max_iter)
+        newton = Newton(loss, rows, grouping, search, splits)
         solver = self.solver
         if solver == "auto":
-            # with one output, more columns than rows are solved by the rows
-            size = min(rows.X.shape) if loss.outputs == 1 else rows.X.shape[1] * loss.outputs
-            few = size <= FEW or "bisls" not in self._solvers
-            solver = "exact" if few else "bisls"
-        search = Search(self.tol, self.max_iter)
+            # with one output, more columns than rows are solved by the rows; with several Newton's method has a factor a class
+            many = rows.X.shape[1] * loss.outputs ** (0.5 if newton.suits else 1.0)
+            size = min(rows.X.shape) if loss.outputs == 1 else many
+            solver = "exact" if size <= FEW or "bisls" not in self._solvers else "bisls"
         if solver == "exact":
-            newton = Newton(loss, rows, grouping, search, splits)
             return newton if newton.suits else Exact(loss, rows, grouping, search)
         from bisls.sklearn.batched import Batched  # torch comes with it
 
