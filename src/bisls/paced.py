@@ -87,7 +87,9 @@ class Paced:
             best = kept.best or Best(x, x if lowered.beginning.y is None else lowered.beginning.y)
             best = best.seen(estimate.value, scene.there(best.x, best.y), x, lowered.y)
             if best.risen:
-                return scene.back(walk, replace(kept, best=best.again()))
+                # it is y that has learnt too much: what x has learnt since stays, where f is no higher with it
+                stays = scene.there(x, best.y) <= scene.there(best.x, best.y)
+                return scene.back(walk, replace(kept, best=replace(best.again(), x=x if stays else best.x)))
             kept = replace(kept, best=best)
         opening = walk.pace.k in OPENING or (walk.pace.k in LATER and kept.apart)
         if walk.pace.due and not opening:
@@ -236,7 +238,7 @@ class _Scene:
         return self._left(walk, self.lowered.y, kept, status, checks)
 
     def back(self, walk: Walk, kept: _Kept) -> Taken:
-        """Back to where f was lowest, both levels."""
+        """Back to the best point."""
         assert kept.best is not None
         return self._left(walk.moved_to(self.freed(kept.best.x)[0]), kept.best.y, kept, Status.RETURNED)
 

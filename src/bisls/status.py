@@ -104,9 +104,10 @@ _ADVICE = {
         "scale of the initial weights"
     ),
     Status.RETURNED: (
-        "the loss had risen clearly above its lowest level, so the parameters went back (in a bi-level run x and y to their best "
-        "point, where f was lower on the same batches; with `optim.Auto` to their average or their start), and the steps, the "
-        "lower ones of a bi-level run, are a third as long from now on. Expected where y begins to learn its data by heart"
+        "the loss had risen clearly above its lowest level, so the parameters went back (in a bi-level run y to its best point, "
+        "where f was lower on the same batches, and x as well unless f is no higher with the present one; with `optim.Auto` to "
+        "their average or their start), and the steps, the lower ones of a bi-level run, are a third as long from now on. "
+        "Expected where y begins to learn its data by heart"
     ),
     Status.LOWER_LOST: (
         "the lower optimiser led far above where it began, or to a model whose gradients are zero, so its steps were undone: y, "
