@@ -12,7 +12,7 @@ import bisls.tasks
 from bisls import pace
 from bisls.batches import Minibatches, Sample
 from bisls.best import WINDOW, Best
-from bisls.lower import Trained, first, trained
+from bisls.lower import Trained, first
 
 NOWHERE = torch.zeros(1)
 
@@ -84,7 +84,6 @@ def first_loss():
 
 
 def test_the_upper_loss_keeps_the_first_loop_from_running_away(monkeypatch):
-    monkeypatch.setattr(trained, "SLOW", 1.0)  # shorter steps would not
     assert first_loss() < 2.4  # it begins at 2.3
     monkeypatch.setattr(first, "TRIES", 0)
     assert first_loss() > 10.0
@@ -136,6 +135,25 @@ def test_what_x_has_learnt_since_stays_where_it_does_f_no_harm():
     assert kept == here != -5.0
     kept, here = returned(lambda x, y: -y.sum() + 0.01 * (x + 5.0).square().sum())
     assert kept == -5.0
+
+
+@pytest.mark.parametrize(("wanted", "lost"), [(1.0, True), (-1.0, False)])
+def test_x_that_has_next_to_no_influence_goes_back_where_f_was_lower(wanted, lost):
+    x, y = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    problem = bisls.Bilevel(
+        lambda _: (y - wanted).square().sum(), lambda batch: (y - x.sigmoid() - batch).square().sum(), [x], [y]
+    )
+    solver = bisls.BiSLS(problem, hypergrad=bisls.Lookahead())
+    noise = [torch.full((1,), 0.1), torch.full((1,), -0.1)]
+    solver.step(None, noise)
+    before = {"most": 1e6, "longest": 1e6, "faint": 4}
+    solver._upper_state = {**solver._upper_state, **before}
+    with torch.no_grad():
+        x.fill_(-20.0)  # saturated
+    record = solver.step(None, noise)
+    assert (record.upper_status is bisls.Status.RESTARTED) == lost
+    assert (x.item() == 0.0) == lost
+    assert lost or x.item() < -10.0
 
 
 def test_an_x_that_makes_another_problem_of_the_lower_one_is_not_tried():

@@ -28,7 +28,6 @@ ABOVE, CLEARLY = (
 )  # so many losses in a row above the first one, and their mean by so many times their spread: lost
 CALM, CALMEST = 0.1, 0.1  # how fast another loss calms the steps, and how much at most
 CALMER, LEAST_LIMIT = 0.3, 0.03  # and by what factor each time that it has risen for long, and how much at most
-SLOW = 0.3  # how calm a lower level begins: what it learns by heart before x has moved, x can't keep from it any more
 DEAD = 10  # so many gradients in a row that are exactly zero, and next to nothing gained: lost as well
 AGAIN = 0.1  # the step to begin anew with, in units of that of the last time
 

@@ -99,9 +99,9 @@ _ADVICE = {
         "use larger batches, or give step_data that judge the steps"
     ),
     Status.RESTARTED: (
-        "training was lost (losses above the first one for long, or gradients that had become exactly zero), so the parameters "
-        "went back to where they began, and go on with a tenth of the step. If it happens again, look at the data and at the "
-        "scale of the initial weights"
+        "training was lost (losses above the first one for long, or gradients that had become exactly zero; at an upper level "
+        "next to zero, where f would be lower with what it began with), so the parameters went back to where they began, and "
+        "go on with a tenth of the step. If it happens again, look at the data and at the scale of the initial weights"
     ),
     Status.RETURNED: (
         "the loss had risen clearly above its lowest level, so the parameters went back (in a bi-level run y to its best point, "

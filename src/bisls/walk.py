@@ -98,9 +98,9 @@ class Walk:
     pace: Pace = field(default_factory=Pace)
 
     @classmethod
-    def begin(cls, point: Tensor, calm: float = 1.0) -> Walk:
-        """A run that begins here, its steps so many times as long as they might be."""
-        return cls(point, point, point, point, torch.zeros_like(point), pace=Pace(calm=calm))
+    def begin(cls, point: Tensor) -> Walk:
+        """A run that begins here."""
+        return cls(point, point, point, point, torch.zeros_like(point))
 
     def moved_to(self, point: Tensor) -> Walk:
         """After somebody else has moved the parameters: iterate and average go with them."""

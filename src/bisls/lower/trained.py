@@ -13,7 +13,7 @@ from bisls.batches import Minibatches
 from bisls.derivatives import Averaged, Derivative, Following, Within
 from bisls.lower.base import Lowered, LowerPart, State, TraceStep, lower_line
 from bisls.oracle import LowerPoint, Oracle
-from bisls.pace import SHARE, SLOW
+from bisls.pace import SHARE
 from bisls.states import Fields, Number
 from bisls.status import Status
 from bisls.steps.base import Memory
@@ -287,7 +287,7 @@ class _Again(_Rooms):
 
 def _walk(state: State, y: Tensor) -> Walk:
     if not state:
-        return Walk.begin(y, SLOW)
+        return Walk.begin(y)
     walk = Walk.unpacked(state)
     return walk.anew(y) if "anew" in state else walk.moved_to(y)
 
