@@ -19,7 +19,7 @@ from bisls.line import Line
 from bisls.linear.base import LinearSolver
 from bisls.lower import Lowered, LowerPart
 from bisls.oracle import LowerGraph, Oracle
-from bisls.response.base import Response, Scene
+from bisls.response.base import Ray, Response, Scene
 from bisls.response.solved import on_solutions
 from bisls.states import Fields, Number, Whole, flat
 from bisls.status import Status
@@ -148,8 +148,12 @@ class Smooth:
         ray = self.response.ray(scene, state.get("response", {}))
         graph = scene.estimate.graph
         assert isinstance(graph, LowerGraph)
-        ray = on_solutions(scene, graph, ray, self.linear)
-        step = SEARCH.choose(replace(ray.line, max_step=min(1.0, reach)), Memory())  # not even to be seen in f
+        exact = on_solutions(scene, graph, ray, self.linear)
+        step = _searched(exact, reach)
+        if exact is ray or step.status is not Status.NON_FINITE:
+            ray = exact
+        else:  # g could not be solved anywhere on it
+            step = _searched(ray, reach)
         if cut and step.size == 1.0 and step.status is Status.OK:
             step = _longer(ray.line, step)
         alpha, y, checked = arrive(scene, ray, heading, step)
@@ -298,6 +302,11 @@ def _back(scene: Scene, past: Past, scale: Tensor, state: State) -> Taken:
     limits = past.length(scene.x, scale), float((scene.x - past.x).abs().max())
     taken = Taken(past.y, 0.0, 0, Status.RETURNED, Status.OK, state)
     return _kept(taken, past.shortened(limits), problem.x)
+
+
+def _searched(ray: Ray, reach: float) -> Step:
+    """The step along a ray: never beyond 1, not even to be seen in f."""
+    return SEARCH.choose(replace(ray.line, max_step=min(1.0, reach)), Memory())
 
 
 def _longer(line: Line, step: Step) -> Step:

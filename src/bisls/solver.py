@@ -202,10 +202,8 @@ class Solver:
         if {record.upper_status, record.lower_status} & {Status.NON_FINITE, Status.LOWER_LOST}:
             undo()  # statistics of batches that led astray
             self._failures += 1
-        elif self._failures and any(
-            map(apart, self._good, good)
-        ):  # the same point only leads to where the others failed
-            self._failures = 0
+        elif self._failures and any(map(apart, self._good, good)):
+            self._failures = 0  # the same point only leads to where the others failed
         if self._failures >= self.patience:
             raise SolverError(
                 f"`{type(self).__name__}.step(...)`: {self._failures} iterations in a row "

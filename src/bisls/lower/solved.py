@@ -42,8 +42,8 @@ class Solved(Loop):
     """A `Loop`; where all data are those of the last iteration, Newton steps in its place, as long as they converge.
 
     After an upper step y is nearly solved for already: it moved along. A step with the inverse Hessian that the linear solves
-    have left behind brings it to the solution, one or two as a rule, where the loop makes T. Where that does not converge at once,
-    full Newton steps follow; and where these do not (negative curvature, random numbers), or there is no inverse, the loop.
+    have left behind brings it to the solution, one or two as a rule, where the loop makes T. Where that does not converge at
+    once, full Newton steps follow; and where these do not (negative curvature, random numbers), or there is no inverse, the loop.
     """
 
     def descend(
@@ -58,15 +58,15 @@ class Solved(Loop):
         replay: Moment | None = None,
     ) -> Lowered:
         """Solve, or make the steps of the loop."""
-        if batches.steady and not trace and replay is None and "moved" in state and solvable(oracle):
-            if self.polish is not None:
-                inverse = oracle.memory.learnt.applied
-                found = solved(oracle, batches.newest, y, SHARE * state["moved"], self.polish, inverse)
-                if found is not None:
-                    oracle.problem.y.write_(found.y)
-                    size, last = float(found.steps > 0), state["accepted"]
-                    return Lowered(found.y, size, found.steps, 0, Status.OK, state, last, found.first, promised=0.0)
-                oracle.problem.y.write_(y)
+        known = batches.steady and "moved" in state and solvable(oracle)
+        if known and self.polish is not None and not trace and replay is None:
+            tol, inverse = SHARE * state["moved"], oracle.memory.learnt.applied
+            found = solved(oracle, batches.newest, y, tol, self.polish, inverse)
+            if found is not None:
+                oracle.problem.y.write_(found.y)
+                size, last = float(found.steps > 0), state["accepted"]
+                return Lowered(found.y, size, found.steps, 0, Status.OK, state, last, found.first, promised=0.0)
+            oracle.problem.y.write_(y)
         return super().descend(oracle, batches, y, k, state, trace=trace, replay=replay)
 
     def followed(self, state: State, before: Tensor, after: Tensor) -> State:
@@ -117,7 +117,7 @@ def solved(
 def _by_chords(
     oracle: Oracle, batch: Any, y: Tensor, tol: float, inverse: Inverse, replay: Moment | None
 ) -> tuple[Tensor, int, LowerPoint | None, bool]:
-    """Steps with one inverse: where they lead, how many were taken, the loss at first (None: it is random), whether that was all."""
+    """Steps with one inverse: where they lead, how many these were, the loss at first (None: it is random), whether all is done."""
     vector, first, before, left = oracle.problem.y, None, y, inf
     for steps in range(CHORDS):
         with oracle.upper_frozen():
