@@ -30,10 +30,11 @@ SHORTEST = 1e-3  # a Newton step is shortened to no less than this
 
 @dataclass(frozen=True)
 class Found:
-    """Where the lower problem was solved, in how many steps, and the loss where they began."""
+    """Where the lower problem was solved, in how many steps, after how many looks at the loss, and the loss where they began."""
 
     y: Tensor
     steps: int
+    checks: int
     first: LowerPoint | LowerGraph
 
 
@@ -65,7 +66,8 @@ class Solved(Loop):
             if found is not None:
                 oracle.problem.y.write_(found.y)
                 size, last = float(found.steps > 0), state["accepted"]
-                return Lowered(found.y, size, found.steps, 0, Status.OK, state, last, found.first, promised=0.0)
+                steps, checks = found.steps, found.checks
+                return Lowered(found.y, size, steps, checks, Status.OK, state, last, found.first, promised=0.0)
             oracle.problem.y.write_(y)
         return super().descend(oracle, batches, y, k, state, trace=trace, replay=replay)
 
@@ -110,14 +112,14 @@ def solved(
     if inverse is not None:
         y, steps, first, done = _by_chords(oracle, batch, y, tol, inverse, replay)
         if done or first is None:
-            return Found(y, steps, first) if first is not None else None
+            return Found(y, steps, 0, first) if first is not None else None
     return _by_newton(oracle, batch, y, tol, linear, replay, steps, first)
 
 
 def _by_chords(
     oracle: Oracle, batch: Any, y: Tensor, tol: float, inverse: Inverse, replay: Moment | None
 ) -> tuple[Tensor, int, LowerPoint | None, bool]:
-    """Steps with one inverse: where they lead, how many these were, the loss at first (None: it is random), whether all is done."""
+    """Steps with one inverse: where they lead, how many, the loss at first (None: it is random), whether that is all."""
     vector, first, before, left = oracle.problem.y, None, y, inf
     for steps in range(CHORDS):
         with oracle.upper_frozen():
@@ -149,7 +151,8 @@ def _by_newton(
     steps: int,
     first: LowerPoint | LowerGraph | None,
 ) -> Found | None:
-    vector, left = oracle.problem.y, inf
+    """Newton's own steps, from where others have led; each is shortened until the loss does not rise."""
+    vector, left, values = oracle.problem.y, inf, oracle.cost.lower_values
     for _ in range(STEPS):
         vector.write_(y)
         graph = oracle.lower_graph(batch, replay)
@@ -158,7 +161,7 @@ def _by_newton(
         if graph.random or not isfinite(graph.value):
             return None
         if size > STALLED * left:
-            return Found(y, steps, first)
+            return Found(y, steps, oracle.cost.lower_values - values, first)
         solution = linear.solve(graph.hessian, graph.grad, {})
         if solution.status not in (Status.OK, Status.MAX_ITERS):
             return None
@@ -172,7 +175,7 @@ def _by_newton(
                 return None
         y, left = y - t * solution.z, size if t == 1.0 else inf
         if t * length <= tol:
-            return Found(y, steps, first)
+            return Found(y, steps, oracle.cost.lower_values - values, first)
     return None
 
 
