@@ -138,10 +138,11 @@ class Smooth:
         state: State,
     ) -> Taken:
         """A step no longer than the limit, unless f goes on falling there."""
-        d, cut = past.direction(scaled, scale, limits)
+        bounds, reach = scene.oracle.problem.upper_bounds, inf
+        held = None if bounds is None else bounds.held(scene.x, past.gradient, scene.oracle.problem.x)
+        d, cut = past.direction(scaled, scale, limits, held)
         heading = Heading(d, d)
-        reach = inf
-        if scene.oracle.problem.upper_bounds is not None:
+        if bounds is not None:
             reach = REACH
             heading = bent(scene.oracle, heading, reach, scene.x)
         scene = replace(scene, search=heading.search, max_step=reach)
@@ -236,12 +237,29 @@ class Past:
             self.rounded,
         )
 
-    def direction(self, scaled: Tensor, scale: Tensor, limits: tuple[float, float]) -> tuple[Tensor, bool]:
-        """The quasi-Newton direction, or the scaled gradient where that is none; and whether the limits have cut it."""
-        if len(self.moves):
-            d = two_loops(self.gradient, self.moves, self.turns, scale)
-            length, slope = sqrt(dot(d, d * scale)), dot(d, self.gradient)
-            if finite(d) and slope > CURVED * length * sqrt(dot(self.gradient, scaled)):
+    def direction(
+        self, scaled: Tensor, scale: Tensor, limits: tuple[float, float], held: Tensor | None
+    ) -> tuple[Tensor, bool]:
+        """The quasi-Newton direction, or the scaled gradient where that is none; and whether the limits have cut it.
+
+        Args:
+            scaled: The scaled gradient.
+            scale: The scaling.
+            limits: How long it may be: in the metric of the scaling, and in each coordinate.
+            held: Where x sits on a bound: nothing moves there, and the curvature is that of the rest.
+        """
+        gradient, moves, turns = self.gradient, self.moves, self.turns
+        if held is not None:
+            gradient, scaled = gradient.masked_fill(held, 0.0), scaled.masked_fill(held, 0.0)
+            moves, turns = moves.masked_fill(held, 0.0), turns.masked_fill(held, 0.0)
+            kept = (moves * turns).sum(1) > CURVED * (moves * moves * scale).sum(1).sqrt() * (
+                turns * turns / scale
+            ).sum(1).sqrt()
+            moves, turns = moves[kept], turns[kept]
+        if len(moves):
+            d = two_loops(gradient, moves, turns, scale)
+            length, slope = sqrt(dot(d, d * scale)), dot(d, gradient)
+            if finite(d) and slope > CURVED * length * sqrt(dot(gradient, scaled)):
                 share = _share(d, scale, limits)
                 return (d, False) if share >= 1.0 else (d * share, True)
         return scaled * _share(scaled, scale, limits), True

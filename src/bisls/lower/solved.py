@@ -67,7 +67,9 @@ class Solved(Loop):
                 oracle.problem.y.write_(found.y)
                 size, last = float(found.steps > 0), state["accepted"]
                 steps, checks = found.steps, found.checks
-                return Lowered(found.y, size, steps, checks, Status.OK, state, last, found.first, promised=0.0)
+                seen = norm(found.y - y) > _unseen(y)  # nothing but rounding may raise the loss
+                status = Status.OK if seen else Status.ROUNDING
+                return Lowered(found.y, size, steps, checks, status, state, last, found.first, promised=0.0)
             oracle.problem.y.write_(y)
         return super().descend(oracle, batches, y, k, state, trace=trace, replay=replay)
 
@@ -106,7 +108,7 @@ def solved(
         inverse: An inverse Hessian from nearby; None: at once with full steps.
         replay: Every evaluation is a probe with the random numbers of this moment.
     """
-    tol = max(tol, 8 * torch.finfo(y.dtype).eps * norm(y))
+    tol = max(tol, _unseen(y))
     first: LowerPoint | LowerGraph | None = None
     steps = 0
     if inverse is not None:
@@ -114,6 +116,11 @@ def solved(
         if done or first is None:
             return Found(y, steps, 0, first) if first is not None else None
     return _by_newton(oracle, batch, y, tol, linear, replay, steps, first)
+
+
+def _unseen(y: Tensor) -> float:
+    """The length of a step that is nothing but rounding."""
+    return 8 * torch.finfo(y.dtype).eps * norm(y)
 
 
 def _by_chords(
