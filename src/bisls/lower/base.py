@@ -99,7 +99,7 @@ class Lowered:
     status: Status
     state: State
     accepted: float
-    first: LowerPoint | None = field(default=None, repr=False)
+    first: LowerPoint | LowerGraph | None = field(default=None, repr=False)
     alive: tuple[int, int] | None = None
     left: float = nan
     learns: bool = False
