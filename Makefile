@@ -32,7 +32,7 @@ bench: .venv/.bench  ## the step-size optimisers beside their peers, table into 
 	$(BIN)/python benchmarks/optimisers.py --out out
 
 tables: .venv/.bench  ## penalties by group beside scikit-learn's one penalty, ten splits of twelve tables (about half an hour)
-	$(PIP) --no-deps ISLP
+	$(PIP) --no-deps ISLP sparho
 	$(BIN)/python benchmarks/tables.py --out out
 	$(BIN)/python benchmarks/tables.py --times --splits 3 --out out
 	$(BIN)/python benchmarks/tables.py --fresh --out out

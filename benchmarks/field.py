@@ -8,7 +8,9 @@ F(x). So imports and compiling count. One process at a time, one thread.
     python benchmarks/field.py                                        everything (hours; goes on where it stopped)
     python benchmarks/field.py --problems plain exp --peers bisls torch
     python benchmarks/field.py --quick                                few iterations, no grids: a look at whether it runs
-    python benchmarks/field.py --page docs/field.md                   only the page and its plots, from the rows of --out
+    python benchmarks/field.py --rates 0.003/0.03 --peers bisls torchopt --problems representation   one pair, no grid
+    python benchmarks/field.py --page docs/field.md                   only the page and its plots, from the rows of --out;
+                                                                      problems without rows stay as the page has them
 
 Rows go to out/field.jsonl as they come, tables and plots to out/field.md and out/field-*.png.
 """
@@ -25,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +38,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from side_by_side import page
 from side_by_side.contestants import ENVIRONMENTS, PEERS, ROOT, Variant
 from side_by_side.environments import Refused, digest, made
+from side_by_side.networks import Judged
 from side_by_side.problems import PROBLEMS, Penalties, Problem
 from side_by_side.runs import Job, Row, Rows, key_of, run
 
 from bisls import data
 
-DEFAULT = ("plain", "exp", "w8a", "representation")
+DEFAULT = ("plain", "exp", "w8a", "representation", "few-shot", "weight-network", "sample-weights")
 
 
 class Contest:
@@ -84,7 +88,7 @@ class Contest:
 
     def goals(self, problem: Problem) -> list[float]:
         """F within 5 % of the reference, or the accuracies."""
-        if not isinstance(problem, Penalties):
+        if isinstance(problem, Judged):
             return list(problem.goals)
         key = f"reference {problem.name} " + digest([Path(sys.modules[Penalties.__module__].__file__ or "")])
         if key not in self.rows.known:
@@ -131,7 +135,8 @@ class Contest:
             return Job(problem.name, peer, variant.name, *pair, iterations, cap, repeat)
 
         def longer(peer: str, variant: Variant, rows: list[Row], pair: tuple[float, float]) -> list[Job]:
-            arrived = any(row["arrivals"][-1] for row in rows)
+            # where accuracies are compared after equal times, all run until then
+            arrived = isinstance(problem, Penalties) and any(row["arrivals"][-1] for row in rows)
             lost = any(row["nan"] is not None or row["error"] for row in rows)
             return [] if not rows or arrived or lost or not problem.race else [job(peer, variant, pair, long=True)]
 
@@ -140,9 +145,9 @@ class Contest:
             (peer, variant)
             for peer in self.arguments.peers
             for variant in PEERS[peer].variants(problem.kind)
-            if not chosen or variant.name.removeprefix("representation ") in chosen
+            if not chosen or variant.name in chosen
         ]
-        shared = [(peer, v) for peer, v in entries if problem.kind == "penalties" or not v.grid]
+        shared = [(peer, v) for peer, v in entries if isinstance(problem, Penalties) or not v.grid]
         repeats = 1 if self.arguments.quick else self.arguments.repeats
         jobs = [job(peer, v, v.base, repeat) for repeat in range(repeats) for peer, v in shared]
         rows = self.all(f"{problem.name}: equal iterations", jobs, problem, arrays, goals)
@@ -154,8 +159,19 @@ class Contest:
         self.all(f"{problem.name}: longer", jobs, problem, arrays, goals)
         if problem.tune:
             tuned = [(peer, v) for peer, v in entries if v.grid]
-            jobs = [job(peer, v, pair) for peer, v in tuned for pair in v.pairs]
+            own = [(peer, v) for peer, v in tuned if not v.tuned_as]
+            # in turns, so that a run that is cut short has as many rates of each
+            turns = zip_longest(*([(peer, v, pair) for pair in self.arguments.rates or v.pairs] for peer, v in own))
+            jobs = [job(*one) for turn in turns for one in turn if one]
             rows = self.all(f"{problem.name}: grids", jobs, problem, arrays, goals)
+            jobs = []
+            for peer, v in tuned:
+                if v.tuned_as:
+                    found = page.best(
+                        [row for row in rows if (row["peer"], row["variant"]) == v.tuned_as], problem.kind
+                    )
+                    jobs.append(job(peer, v, (found["alpha"], found["beta"]) if found else v.base))
+            rows += self.all(f"{problem.name}: with the rates of others", jobs, problem, arrays, goals)
             again = []
             for peer, v in tuned:
                 best = page.best(of(peer, v, rows), problem.kind)
@@ -164,7 +180,7 @@ class Contest:
                     again += longer(peer, v, [best], pair)
                     again += [job(peer, v, pair, repeat) for repeat in range(1, repeats)]
             self.all(f"{problem.name}: best of the grids", again, problem, arrays, goals)
-        elif problem.kind == "representation":
+        elif isinstance(problem, Judged):
             jobs = [job(peer, v, v.base) for peer, v in entries if v.grid]
             self.all(f"{problem.name}: one rate each", jobs, problem, arrays, goals)
 
@@ -179,8 +195,8 @@ def line(row: Row) -> str:
 
 
 def _variants(row: Row) -> Iterator[Variant]:
-    peer = PEERS[row["peer"]]
-    return (v for v in (*peer.penalties, *peer.representation) if v.name == row["variant"])
+    variants = PEERS[row["peer"]].variants(PROBLEMS[row["problem"]].kind)
+    return (v for v in variants if v.name == row["variant"])
 
 
 def facts(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -206,11 +222,19 @@ def _processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
+def _pair(text: str) -> tuple[float, float]:
+    above, below = text.split("/")
+    return float(above), float(below)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="*", default=list(DEFAULT), choices=list(PROBLEMS))
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--variants", nargs="*", metavar="NAME", help="only these of each library, such as BiSLS or CG")
+    parser.add_argument(
+        "--rates", nargs="*", type=_pair, metavar="A/B", help="rates above and below, in place of the grids"
+    )
     parser.add_argument("--quick", action="store_true", help="10 iterations, one repeat, no grids")
     parser.add_argument("--iterations", type=int, help="upper iterations (default: 200)")
     parser.add_argument("--repeats", type=int, default=3, help="of the runs whose time is reported (default: 3)")
@@ -228,7 +252,9 @@ def main() -> None:
     if arguments.page:
         arguments.page.parent.mkdir(parents=True, exist_ok=True)
         rows = Rows(arguments.out / "field.jsonl").rows
-        arguments.page.write_text(page.render(rows, arguments.page.parent / "plots", "plots/"), encoding="utf-8")
+        before = arguments.page.read_text(encoding="utf-8") if arguments.page.exists() else ""
+        text = page.render(rows, arguments.page.parent / "plots", "plots/", before)
+        arguments.page.write_text(text, encoding="utf-8")
         return
     usual = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: through the blocks that end the child
     contest = Contest(arguments, console)

@@ -25,13 +25,15 @@ ROWS = {
 }
 SAME = {"RidgeCV": "LogisticRegressionCV", "LassoCV": "L1"}
 LASSO = {"LassoCV": "LassoCV", "lasso": "`WeightedLassoCV`, one penalty", "lasso, groups": "a penalty a group"}
-LASSO |= {"lasso, free": "a free penalty a feature"}
+LASSO |= {"sparho": "sparho, one penalty", "lasso, free": "a free penalty a feature"}
 TIMES = {
     "groups": "groups over RidgeCV (leave-one-out) / LogisticRegressionCV",
     "five folds": "groups over RidgeCV with five folds",
     "one penalty": "one penalty over RidgeCV (leave-one-out) / LogisticRegressionCV",
     "lasso": "lasso, one penalty, over LassoCV",
+    "sparho": "sparho over LassoCV",
 }
+BELOW = {"lasso": "LassoCV", "sparho": "LassoCV"}
 OURS = ("groups", "features", "one penalty", "free", "lasso", "lasso, groups", "lasso, free")
 
 Records = dict[Any, dict[str, Any]]
@@ -91,11 +93,14 @@ def lasso(names: list[str], done: Records, splits: int) -> str:
         cells = [f"{np.mean(run):.4f}" if len(run) == splits else "" for run in runs]
         if any(cells):
             lines.append(f"| {label} | {' | '.join(cells)} |")
-    ratios = []
-    for name in names:
-        ours, theirs = (column(done, name, method, "alpha", splits) for method in ("lasso", "LassoCV"))
-        ratios.append(float(np.exp(np.mean(np.log(ours) - np.log(theirs)))))
-    lines.append(f"| its one penalty over LassoCV's | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
+    for method, label in {"lasso": "our one penalty over LassoCV's", "sparho": "sparho's over LassoCV's"}.items():
+        ratios = []
+        for name in names:
+            one, theirs = (column(done, name, which, "alpha", splits) for which in (method, "LassoCV"))
+            complete = len(one) == len(theirs) == splits
+            ratios.append(f"{np.exp(np.mean(np.log(one) - np.log(theirs))):.2f}" if complete else "")
+        if any(ratios):
+            lines.append(f"| {label} | {' | '.join(ratios)} |")
     return "\n".join(lines)
 
 
@@ -103,12 +108,13 @@ def times(spent: dict[str, dict[str, float]]) -> str:
     """Ratios of process times."""
 
     def ratio(one: dict[str, float], row: str) -> str:
-        top, below = {"five folds": ("groups", "five folds"), "lasso": ("lasso", "LassoCV")}.get(row, (row, "rival"))
+        top, below = ("groups", row) if row == "five folds" else (row, BELOW.get(row, "rival"))
         return f"{one[top] / one[below]:.2g}" if top in one and below in one else ""
 
     lines = [f"| | {' | '.join(spent)} |", "|---" * (len(spent) + 1) + "|"]
     for row, label in TIMES.items():
-        lines.append(f"| {label} | {' | '.join(ratio(one, row) for one in spent.values())} |")
+        cells = [ratio(one, row) for one in spent.values()]
+        lines += [f"| {label} | {' | '.join(cells)} |"] if any(cells) else []
     return "\n".join(lines)
 
 

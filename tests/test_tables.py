@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bisls.report.table_page import table_page
+from bisls.tables import command
 from bisls.tables.fitting import verdict_of
 from bisls.tables.reading import TableError, read_table
 from bisls.tables.recipe import Recipe, learn
@@ -157,7 +158,7 @@ HOSTILE = {
         f"a,outcomes,t\n{NUMBERS}".encode(),
         "--target 'outcome' is no column of the table; did you mean 'outcomes'?",
     ),
-    "few rows": (b"a,outcome\n1,2\n3,4\n", "2 rows with a value of 'outcome' are too few"),
+    "few rows": (b"a,outcome\n1,2\n3,4\n", "2 rows with a value of 'outcome': too few"),
     "no target": (b"a,outcome\n" + b"1,\n" * 30, "has no value at all"),
     "constant target": (b"a,outcome\n" + b"1,5\n2,5\n" * 30, "is 5 in every row: there is nothing to predict"),
     "one row of a class": (b"a,outcome\n" + b"1,x\n2,y\n" * 30 + b"3,z\n", "the class 'z' of 'outcome' has one row"),
@@ -176,6 +177,15 @@ HOSTILE = {
         "whose squares are no numbers",
     ),
     "infinite target": (b"a,outcome\n" + b"1,2.5\n2,inf\n3,1.5\n" * 30, "no finite numbers"),
+    "a title above": (
+        b"my table,,\na,b,c,outcome\n" + b"1,2,3,4\n" * 30,
+        "has rows with more values than its header has names (3)",
+    ),
+    "one value more": (
+        b"a,outcome\n" + b"1,2\n" * 30 + b"1,2,3\n",
+        "Expected 2 fields in line 32, saw 3",
+    ),
+    "another case": (b"a,Outcome\n" + b"1,2\n" * 30, "is no column of the table; did you mean 'Outcome'?"),
     "rows of other lengths": (b'a,outcome\n1,2\n"3,4\n' * 9, "is no CSV file that can be read"),
 }
 
@@ -203,6 +213,9 @@ def test_bad_tables_get_a_sentence(case, tmp_path):
         (["t.csv", "--target", "y", "--groups", "bad.csv"], 'CSV with the columns "column" and "group"'),
         (["t.csv", "--target", "y", "--groups", "both.json"], "column 'a' is in 'p' and in 'q'"),
         (["t.csv", "--target", "y", "--groups", "strange.json"], "'z' is no column of the table"),
+        (["t.csv", "--target", "y", "--groups", "target.json"], "'y' is the target, so it is in no group"),
+        (["t.csv", "--target", "y", "--groups", "twice.csv"], "column 'a' is in 'p' and in 'q'"),
+        (["t.csv", "--target", "y", "--groups", "none.csv"], "column 'a' has no group"),
         (["t.csv", "--target", "y", "--unpenalised", "a,zz"], "--unpenalised 'zz' is no column"),
     ],
 )
@@ -213,6 +226,9 @@ def test_bad_words_get_a_sentence(words, said, tmp_path, monkeypatch):
     Path("bad.csv").write_text("name;block\na;b\n")
     Path("both.json").write_text('{"p": ["a"], "q": ["a"]}')
     Path("strange.json").write_text('{"p": ["z"]}')
+    Path("target.json").write_text('{"p": ["a", "y"]}')
+    Path("twice.csv").write_text("column,group\na,p\na,q\n")
+    Path("none.csv").write_text("column,group\na\n")
     done = run("fit", *words)
     assert done.exit_code == 2, done.output
     assert said in " ".join(done.output.replace("│", " ").split())
@@ -246,6 +262,74 @@ def test_decimal_commas_bars_and_an_index_with_a_name(tmp_path):
     for name in ("bars.csv", "commas.csv", "index.parquet"):
         pd.testing.assert_frame_equal(read_table(tmp_path / name), frame, check_dtype=False)
     assert read_table(tmp_path / "thousands.csv").to_numpy().tolist() == [[1234.5, -2.0], [12.0, 3.25]]
+
+
+@pytest.mark.parametrize("form", ["plain", "utf-16", "sep", "trailing"])
+def test_what_spreadsheets_write(form, tmp_path):
+    """Codes keep their zeros; money, per cent and thousands are numbers; dates of which the month is not known are no text."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"zip": [f"{code:05d}" for code in rng.choice([501, 8055, 99999], 60)], "row": np.arange(60)})
+    frame["price"] = [f"${value:,.2f}" for value in rng.uniform(500, 5000, 60)]
+    frame["share"] = [f"{value:.1f}%" for value in rng.uniform(0, 100, 60)]
+    frame["count"] = [f"{value:,}" for value in rng.integers(1000, 99999, 60)]
+    frame["paid"] = [f"{1 + i % 12}/{1 + i % 27}/2021" for i in range(60)]
+    frame["yes"] = rng.choice([True, False, None], 60)
+    frame["y"] = rng.normal(size=60)
+    text = frame.to_csv(index=False)
+    if form == "sep":
+        text = "sep=,\n" + text
+    if form == "trailing":
+        text = "".join(f"{line},\n" if number else f"{line}\n" for number, line in enumerate(text.splitlines()))
+    (tmp_path / "t.csv").write_text(text, encoding="utf-16" if form == "utf-16" else "utf-8")
+    read = read_table(tmp_path / "t.csv")
+    assert read["zip"].tolist() == frame["zip"].tolist()
+    recipe, said = learn(read, list(frame.columns[:-1]))
+    assert {column.name: column.kind for column in recipe.columns} == {
+        "zip": "text", "row": "number", "price": "number", "share": "number", "count": "number", "yes": "number",
+    }  # fmt: skip
+    wanted = frame["price"].str.strip("$").str.replace(",", "").astype(float)
+    np.testing.assert_allclose(recipe.numbers(read)[0][:, recipe.features.index("price")], wanted)
+    told = " ".join(said)
+    for sentence in (
+        "'zip' has numbers that begin with 0",
+        "'row' rises from row to row",
+        "look like dates",
+        "'price' is read",
+    ):
+        assert sentence in told
+
+
+def test_classes_and_levels_that_look_like_numbers(tmp_path):
+    """Truth values stay what they are, a hole among whole numbers makes no other class, a level that is a number is known."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=60), "t": rng.choice(["1", "2", "x"], 60)})
+    for name, values in {"truth": frame["a"] > 0, "whole": (frame["a"] > 0).astype(int)}.items():
+        table, out = tmp_path / f"{name}.csv", tmp_path / name
+        frame.assign(y=values).to_csv(table, index=False)
+        assert run("fit", table, "--target", "y", "--out", out).exit_code == 0
+        new = frame.assign(y=values.astype(object))
+        new.loc[0, "y"] = new.loc[1, "t"] = None
+        new[new["t"] != "x"].to_csv(tmp_path / "new.csv", index=False)
+        done = run("predict", out, tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+        assert float(done.output.split("accuracy ")[1].split()[0]) > 0.9, done.output
+        assert "does not know" not in done.output, done.output
+        assert pd.read_csv(tmp_path / "p.csv")["prediction"].dtype == values.dtype
+
+
+def test_a_long_fit_says_how_far_it_is_where_there_is_no_terminal(folder, tmp_path, monkeypatch):
+    words = ["fit", folder / "patients.csv", "--target", "outcome", "--out"]
+    monkeypatch.setattr(command, "SELDOM", 1e9)
+    assert "nested folds, width" not in run(*words, tmp_path / "short").output
+    monkeypatch.setattr(command, "SELDOM", 0.0)
+    assert "penalties by group: nested folds, width 1" in run(*words, tmp_path / "long").output
+
+
+def test_groups_and_factors_of_columns_that_are_left_out(folder, tmp_path):
+    groups = tmp_path / "g.json"
+    groups.write_text('{"people": ["age", "weight", "constant"]}')
+    words = ["fit", folder / "patients.csv", "--target", "outcome", "--groups", groups, "--unpenalised", "constant"]
+    done = run(*words, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
 
 
 def test_predictions_of_numbers(tmp_path):

@@ -12,7 +12,7 @@ from betty.configs import Config, EngineConfig
 from betty.engine import Engine
 from betty.problems import ImplicitProblem
 from torch import Tensor, nn
-from torch_problems import Penalties, Representation
+from torch_problems import FewShot, Penalties, Representation, Reweighting, stacked
 from work import Keep, work
 
 Batch = tuple[Tensor, ...]
@@ -110,11 +110,98 @@ def representation(kind: str) -> Callable[[SimpleNamespace, Keep], None]:
     return run
 
 
+class Start(nn.Module):
+    def __init__(self, tensors: list[Tensor], copies: int | None = None):
+        super().__init__()
+        shape = () if copies is None else (copies,)
+        self.tensors = nn.ParameterList(tensor.detach().expand(*shape, *tensor.shape).clone() for tensor in tensors)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return stacked(list(self.tensors), inputs)
+
+
+def few_shot(kind: str) -> Callable[[SimpleNamespace, Keep], None]:
+    """Implicit MAML, as in its own example: every task is tied to the start by a penalty, through which it is differentiated."""
+
+    def run(job: SimpleNamespace, keep: Keep) -> None:
+        problem = FewShot(job)
+        x, y = Start(problem.start), Start(problem.start, problem.count)
+        batch: list[Tensor] = []
+
+        class Upper(ImplicitProblem):
+            def training_step(self, batch: Batch) -> Tensor:
+                return problem.loss(self.lower(batch[2]), batch[3])
+
+            def get_batch(self) -> Batch:
+                return tuple(batch)
+
+            def param_callback(self) -> None:
+                keep(*(tensor.detach().numpy() for tensor in x.tensors))
+
+        class Lower(ImplicitProblem):
+            def training_step(self, batch: Batch) -> Tensor:
+                pairs = zip(self.module.tensors, self.upper.module.tensors, strict=True)
+                way = sum(((own - start) ** 2).sum() for own, start in pairs)
+                return problem.count * problem.loss(self.module(batch[0]), batch[1]) + 0.5 * way
+
+            def get_batch(self) -> Batch:
+                return tuple(batch)
+
+            def on_inner_loop_start(self) -> None:
+                batch[:] = next(problem.batches)
+                with torch.no_grad():
+                    for own, start in zip(y.tensors, x.tensors, strict=True):
+                        own.copy_(start.expand_as(own))
+
+        upper = Upper("upper", Config(), module=x, optimizer=torch.optim.Adam(x.parameters(), lr=job.alpha))
+        lower = Lower("lower", _config(kind, job), module=y, optimizer=torch.optim.SGD(y.parameters(), lr=job.beta))
+        keep(*(tensor.detach().numpy() for tensor in x.tensors))
+        _run(upper, lower, job)
+
+    return run
+
+
+def reweighting(kind: str) -> Callable[[SimpleNamespace, Keep], None]:
+    def run(job: SimpleNamespace, keep: Keep) -> None:
+        problem = Reweighting(job)
+        x, y = problem.weighing, problem.network
+
+        class Upper(ImplicitProblem):
+            def training_step(self, batch: Batch) -> Tensor:
+                return problem.upper(self.lower, batch)
+
+            def get_batch(self) -> Batch:
+                return next(problem.upper_batches)
+
+            def param_callback(self) -> None:
+                keep(*problem.point())
+
+        class Lower(ImplicitProblem):
+            def training_step(self, batch: Batch) -> Tensor:
+                return problem.lower(self.module, batch, self.upper)
+
+            def get_batch(self) -> Batch:
+                return next(problem.lower_batches)
+
+        upper = Upper("upper", Config(), module=x, optimizer=torch.optim.Adam(x.parameters(), lr=job.alpha))
+        lower = Lower("lower", _config(kind, job), module=y, optimizer=torch.optim.Adam(y.parameters(), lr=job.beta))
+        keep(*problem.point())
+        _run(upper, lower, job)
+
+    return run
+
+
 KINDS = {"CG": "cg", "Neumann": "neumann", "finite differences": "darts"}
 
 if __name__ == "__main__":
+    makers = {
+        "penalties": penalties,
+        "representation": representation,
+        "few-shot": few_shot,
+        "weight-network": reweighting,
+        "sample-weights": reweighting,
+    }
     work(
-        {name: penalties(kind) for name, kind in KINDS.items()}
-        | {f"representation {name}": representation(kind) for name, kind in KINDS.items()},
+        {contest: {name: make(kind) for name, kind in KINDS.items()} for contest, make in makers.items()},
         ["betty-ml", "torch"],
     )

@@ -68,4 +68,4 @@ def run(operation: str) -> Callable[[SimpleNamespace, Keep], None]:
 
 if __name__ == "__main__":
     sys.modules.setdefault("boat_", sys.modules["__main__"])
-    work({"CG": run("CG"), "unrolled": run("RAD")}, ["boat-torch", "torch"])
+    work({"penalties": {"CG": run("CG"), "unrolled": run("RAD")}}, ["boat-torch", "torch"])

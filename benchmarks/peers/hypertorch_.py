@@ -35,4 +35,4 @@ def implicit(job: SimpleNamespace, keep: Keep) -> None:
 
 
 if __name__ == "__main__":
-    work({"CG": implicit}, ["torch"])
+    work({"penalties": {"CG": implicit}}, ["torch"])

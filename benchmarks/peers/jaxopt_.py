@@ -83,7 +83,10 @@ def lbfgs(lower: Any, common: dict[str, Any], job: SimpleNamespace) -> Any:
 
 
 if __name__ == "__main__":
-    work(
-        {"gradient descent": run(gradient_descent), "Armijo": run(armijo), "Polyak": run(polyak), "L-BFGS": run(lbfgs)},
-        ["jaxopt", "jax", "optax"],
-    )
+    variants = {
+        "gradient descent": run(gradient_descent),
+        "Armijo": run(armijo),
+        "Polyak": run(polyak),
+        "L-BFGS": run(lbfgs),
+    }
+    work({"penalties": variants}, ["jaxopt", "jax", "optax"])

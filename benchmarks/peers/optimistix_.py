@@ -48,4 +48,4 @@ def bfgs(job: SimpleNamespace, keep: Keep) -> None:
 
 
 if __name__ == "__main__":
-    work({"BFGS": bfgs}, ["optimistix", "jax", "optax"])
+    work({"penalties": {"BFGS": bfgs}}, ["optimistix", "jax", "optax"])

@@ -1,13 +1,14 @@
-"""TorchOpt: implicit differentiation by its own conjugate gradients, and its differentiable SGD unrolled."""
+"""TorchOpt: implicit differentiation by its own conjugate gradients, and its differentiable SGD and Adam unrolled."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
 import torchopt
 from torch import Tensor, nn
-from torch_problems import Penalties, Representation
+from torch_problems import FewShot, Penalties, Representation, Reweighting
 from work import Keep, work
 
 
@@ -144,13 +145,66 @@ def representation_unrolled(job: SimpleNamespace, keep: Keep) -> None:
         keep(*problem.point())
 
 
+# Where a gradient is exactly 0 from the first step on, the derivative of Adam's root there is infinite, and all becomes NaN.
+ROOT = 1e-16
+# The first step of Adam is the sign of the gradient, and its derivative a difference of large numbers that nearly cancel: in
+# single precision noise, unless the root is kept further from 0.
+FIRST_ROOT = 1e-8
+
+
+def few_shot(make: Callable[[nn.Module, float], torchopt.MetaOptimizer]) -> Callable[[SimpleNamespace, Keep], None]:
+    """One task after another, as in its own examples."""
+
+    def run(job: SimpleNamespace, keep: Keep) -> None:
+        problem = FewShot(job)
+        network, loss = problem.network(), problem.loss
+        x = list(network.parameters())
+        optimizer, inner = torch.optim.Adam(x, lr=job.alpha), make(network, job.beta)
+        begun = [torchopt.extract_state_dict(one, by="reference", detach_buffers=True) for one in (network, inner)]
+        keep(*(tensor.detach().numpy() for tensor in x))
+        while True:
+            optimizer.zero_grad()
+            for shots, shot_labels, queries, query_labels in problem.tasks():
+                for _ in range(job.lower_iters):
+                    inner.step(loss(network(shots), shot_labels))
+                (loss(network(queries), query_labels) / problem.count).backward(inputs=x)
+                for one, state in zip((network, inner), begun, strict=True):
+                    torchopt.recover_state_dict(one, state)
+            optimizer.step()
+            keep(*(tensor.detach().numpy() for tensor in x))
+
+    return run
+
+
+def reweighting(job: SimpleNamespace, keep: Keep) -> None:
+    """Its Adam below; an upper step through the last of the lower steps."""
+    problem = Reweighting(job)
+    network, x = problem.network, list(problem.weighing.parameters())
+    inner = torchopt.MetaAdam(network, lr=job.beta, eps_root=ROOT)
+    optimizer = torch.optim.Adam(x, lr=job.alpha)
+    keep(*problem.point())
+    while True:
+        for _ in range(job.lower_iters):
+            torchopt.stop_gradient(network)
+            torchopt.stop_gradient(inner)
+            inner.step(problem.lower(network, next(problem.lower_batches)))
+        optimizer.zero_grad()
+        problem.upper(network, next(problem.upper_batches)).backward(inputs=x)
+        optimizer.step()
+        keep(*problem.point())
+
+
 if __name__ == "__main__":
     work(
         {
-            "CG": implicit,
-            "unrolled": unrolled,
-            "representation CG": representation_implicit,
-            "representation unrolled": representation_unrolled,
+            "penalties": {"CG": implicit, "unrolled": unrolled},
+            "representation": {"CG": representation_implicit, "unrolled": representation_unrolled},
+            "few-shot": {
+                "MetaSGD": few_shot(lambda network, rate: torchopt.MetaSGD(network, lr=rate)),
+                "MetaAdam": few_shot(lambda network, rate: torchopt.MetaAdam(network, lr=rate, eps_root=FIRST_ROOT)),
+            },
+            "weight-network": {"through one step": reweighting},
+            "sample-weights": {"through one step": reweighting},
         },
         ["torchopt", "torch"],
     )

@@ -59,12 +59,15 @@ class Keep:
 Run = Callable[[SimpleNamespace, Keep], None]
 
 
-def work(variants: dict[str, Run], packages: Sequence[str]) -> None:
-    """Read the job, run it, write what was kept; also where it ends in an error, which the driver then reports."""
+def work(contests: dict[str, dict[str, Run]], packages: Sequence[str]) -> None:
+    """Read the job, run it, write what was kept; also where it ends in an error, which the driver then reports.
+
+    `contests` has the variants of each kind of problem.
+    """
     job = SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     keep = Keep(job)
     try:
-        variants[job.variant](job, keep)
+        contests[job.contest][job.variant](job, keep)
     except Over:
         pass
     finally:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
-from side_by_side.contestants import LENET, PEERS, Variant
-from side_by_side.problems import PROBLEMS, Penalties, Problem, Representation
+from side_by_side.contestants import PEERS, Variant
+from side_by_side.networks import Judged
+from side_by_side.problems import PROBLEMS, Penalties, Problem
 
 Row = dict[str, Any]
 OURS = ("bisls", "BiSLS")
 
 
 def best(rows: Sequence[Row], kind: str) -> Row | None:
-    """The best run of a grid: the least F at the end, or the soonest at the goals; None where none ended well."""
+    """The best run of a grid: least F; or soonest at the last goal, then most accurate. None where none ended well."""
     fine = [row for row in rows if row["final"] is not None and row["nan"] is None and not row["error"]]
     if kind == "penalties":
         return min(fine, key=lambda row: (row["final"], row["alpha"], row["beta"]), default=None)
 
-    def order(row: Row) -> tuple[float, ...]:
-        return (*(inf if a is None else a["iteration"] for a in reversed(row["arrivals"])), -row["final"])
+    def order(row: Row) -> tuple[float, float]:
+        last = row["arrivals"][-1]
+        return inf if last is None else last["iteration"], -row["final"]
 
     return min(fine, key=order, default=None)
 
@@ -73,22 +76,66 @@ class Results:
     @property
     def default(self) -> Variant:
         """Ours with nothing set."""
-        return Variant(OURS[1] if self.problem.kind == "penalties" else f"representation {OURS[1]}")
+        return Variant(OURS[1])
+
+    def pair(self, peer: str, variant: Variant) -> tuple[float, float]:
+        """The rates that a variant is shown with: the shared ones, or the best of its grid where accuracies are compared."""
+        if isinstance(self.problem, Penalties):
+            return variant.base
+        grid = [row for row in self.of(peer, variant) if row["repeat"] == 0]
+        found = best(grid, self.problem.kind) or (grid[0] if grid else None)
+        return variant.base if found is None else (found["alpha"], found["beta"])
+
+    def timed(self, peer: str, variant: Variant, pair: tuple[float, float]) -> tuple[float, float] | None:
+        """The accuracy at the processor's second where all are compared, and the iterations until then."""
+        rows = self.of(peer, variant, pair, long=True)
+        if not rows or not rows[0].get("curve"):
+            return None
+        curve = rows[0]["curve"]
+        known = [k for k, (t, v) in enumerate(zip(curve["cpu"], curve["values"], strict=True))
+                 if t <= self.problem.race_cap and v is not None]  # fmt: skip
+        last = known[-getattr(self.problem, "last", 1) :]
+        return (mean(curve["values"][k] for k in last), curve["iterations"][last[-1]]) if last else None
 
 
-def render(rows: Sequence[Row], folder: Path, link: str) -> str:
-    """The whole page in Markdown; the plots go into `folder`, and the page refers to them by `link`."""
+def render(rows: Sequence[Row], folder: Path, link: str, before: str = "") -> str:
+    """The whole page in Markdown; the plots go into `folder`, and the page refers to them by `link`.
+
+    Problems that have no rows are taken over from `before`, the page as it was, to the letter; so are its notes, and what it
+    keeps of earlier runs.
+    """
     found = [results for problem in PROBLEMS.values() if (results := Results(rows, problem)).rows]
-    parts = [_head(), _short(found)]
+    made = {}
     for results in found:
         problem = results.problem
-        text = _penalties(results) if isinstance(problem, Penalties) else _representation(results)
+        text = _penalties(results) if isinstance(problem, Penalties) else _judged(results)
         picture = f"field-{problem.name}.png"
         folder.mkdir(parents=True, exist_ok=True)
         if plot(results, folder / picture):
             text += f"\n![{problem.says}]({link}{picture})\n"
-        parts.append(text)
-    return "\n".join([*parts, _tail(rows)])
+        made[problem.name] = f"{text}\n{_sessions(rows, problem.name)}"
+    sections = []
+    for name in PROBLEMS:
+        for block in (name, f"{name}, earlier"):
+            text = made.get(block) or _between(before, block)
+            if text:
+                sections.append(_marked(block, text))
+    return "\n".join([_head(), _short(found, before), *sections, _tail(rows, before)])
+
+
+def _marked(name: str, text: str) -> str:
+    return f"<!-- {name} -->\n\n{text.strip()}\n\n<!-- end of {name} -->\n"
+
+
+def _between(page: str, name: str) -> str:
+    """What stands between two marks."""
+    found = re.search(f"<!-- {name} -->(.*?)<!-- end of {name} -->", page, flags=re.DOTALL)
+    return found[1] if found else ""
+
+
+def _line(page: str, first: str) -> str:
+    """The row of a table on a page that begins with this cell."""
+    return next((line for line in page.splitlines() if line.startswith(f"| {first} |")), "")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -110,16 +157,17 @@ seconds beside them are wall time on the machine named at the end.
 """
 
 
-def _short(found: Sequence[Results]) -> str:
+def _short(found: Sequence[Results], before: str) -> str:
     """One row a problem: `BiSLS` with nothing set, and the best of the other libraries with and without tuning."""
-    body = []
+    made = {}
     for results in found:
         kind = results.problem.kind
         mine = best(results.of(OURS[0], results.default), kind)
         others = [(peer, v) for peer, v in results.entries() if peer != OURS[0]]
         if mine is None or not others:
             continue
-        shared = [best(results.of(peer, v, v.base), kind) for peer, v in others]
+        bases = [rows for peer, v in others if (rows := results.of(peer, v, v.base))]
+        shared = [best(rows, kind) for rows in bases]
         tuned = [best(results.of(peer, v), kind) for peer, v in others]
         arrived = [
             (at["wall"], _name(peer, v.name))
@@ -127,29 +175,30 @@ def _short(found: Sequence[Results]) -> str:
             if one is not None and (at := results.arrival(peer, v, (one["alpha"], one["beta"]))) is not None
         ]
         ours, first = results.ours(), min(arrived, default=None)
-        body.append([
+        made[results.problem.says] = table([], [[
             results.problem.says, _reached(results, mine), _reached(results, best([r for r in shared if r], kind)),
             _reached(results, best([r for r in tuned if r], kind)) if results.problem.tune else "not tuned",
-            f"{len(others) - sum(row is not None for row in shared)} of {len(others)}",
+            f"{shared.count(None)} of {len(shared)}",
             "never" if ours is None else _seconds(ours["wall"]),
             "never" if first is None else f"{_ratio(first[0], ours)} {first[1]}",
             f"{len(others) - len(arrived)} of {len(others)}",
-        ])  # fmt: skip
+        ]]).splitlines()[-1]  # fmt: skip
+    body = [line for one in PROBLEMS.values() if (line := made.get(one.says) or _line(before, one.says))]
     if not body:
         return ""
     head = ["problem", "`BiSLS`, nothing set", "best of the others, shared rates", "best of the others, tuned"]
     head += ["of these NaN or stopped at the shared rates", "`BiSLS`: cold start to the goal"]
     head += ["first of the others, ratio to ours", "of these never there"]
     text = "F over the reference (it is not convex: below 1 is better than the reference), or accuracy, after equal iterations. "
-    text += "The goal: F within 5 % of the reference, or 95 % accuracy."
-    return f"## In short\n\n{text}\n\n{table(head, body)}"
+    text += "The goal: F within 5 % of the reference, or the last accuracy of the table below."
+    return f"## In short\n\n{text}\n\n{table(head, [])}" + "".join(f"{line}\n" for line in body)
 
 
 def _reached(results: Results, row: Row | None) -> str:
     if row is None:
         return "none"
     who = "" if row["peer"] == OURS[0] else " " + _name(row["peer"], row["variant"])
-    if results.problem.kind == "penalties" and results.reference:
+    if isinstance(results.problem, Penalties) and results.reference:
         return f"{row['final'] / results.reference['F']:.3f}{who}"
     return f"{100 * row['final']:.1f} %{who}"
 
@@ -167,12 +216,12 @@ def _ratio(wall: float, ours: dict[str, float] | None, cpu: float | None = None)
 
 
 def _name(peer: str, variant: str) -> str:
-    return f"{PEERS[peer].title}: {variant.removeprefix('representation ')}"
+    return f"{PEERS[peer].title}: {variant}"
 
 
 def _title(peer: str, variant: Variant) -> str:
     name = _name(peer, variant.name)
-    return f"**{name}**" if (peer, variant.name.removeprefix("representation ")) == OURS else name
+    return f"**{name}**" if (peer, variant.name) == OURS else name
 
 
 def _cold(results: Results, peer: str, variant: Variant, pair: tuple[float, float]) -> str:
@@ -286,54 +335,107 @@ def _tuned(results: Results) -> str:
     return f"{text}\n\n{table(head, body)}"
 
 
-def _representation(results: Results) -> str:
+TITLES = {
+    "representation": "Hyper-representation",
+    "few-shot": "Few shots",
+    "weight-network": "Reweighting, Meta-Weight-Net",
+    "sample-weights": "Learning to reweight",
+}
+
+
+def _judged(results: Results) -> str:
+    """Accuracies: after how long the goals are reached, and where a run is after equal iterations and after equal time."""
     problem = results.problem
-    assert isinstance(problem, Representation)
+    assert isinstance(problem, Judged)
+    entries = results.entries()
+    grids: dict[str, list[str]] = {}
+    for name, variant in entries:
+        if variant.grid and not variant.tuned_as:
+            grids.setdefault(_rates(variant.grid), []).append(_name(name, variant.name))
+    said = [f"{text} ({', '.join(names)})" for text, names in grids.items()]
     lines = [
-        f"## Hyper-representation: {problem.says}\n",
-        f"Batches of {problem.batch}, T = {problem.lower_iters}, {problem.cg} steps of conjugate gradients, {results.length}",
-        "iterations; 10,000 lower, 40,000 upper and 10,000 held-out pictures, the same batches for all. An iteration consumes",
-        f"{problem.samples(1):,} samples. Accuracy is that of the present x and y on the held-out pictures; a goal is",
-        f"reached at the first of two kept iterations in a row that are at or above it. Grids: {_rates(LENET)}.\n",
+        f"## {TITLES[problem.kind]}: {problem.says}\n",
+        f"{problem.story(results.length)}\n",
+        (
+            f"An iteration consumes {problem.samples(1):,} {problem.unit}. A goal is reached at the first of two kept iterations "
+            f"in a row that are at or above it. Grids: {'; '.join(said)}."
+        ),
     ]
+    timed = {(name, v): results.timed(name, v, results.pair(name, v)) for name, v in entries}
+    if any(timed.values()):
+        lines.append(
+            f"Equal time: {problem.race_cap:.0f} seconds of the processor after launch, imports included; in brackets the "
+            "iterations until then."
+        )
+    measured = any("auc" in row.get("measures", {}) for row in results.rows)
     body = []
-    for name, variant in results.entries():
+    for name, variant in entries:
         grid = [row for row in results.of(name, variant) if row["repeat"] == 0]
-        found = best(grid, problem.kind) or (grid[0] if grid else None)
-        if found is None:
-            continue
-        pair = found["alpha"], found["beta"]
+        pair = results.pair(name, variant)
         rows = results.of(name, variant, pair)
-        cells = [_title(name, variant), f"{pair[0]:g} / {pair[1]:g}" if variant.grid else "nothing set"]
+        if not rows:
+            continue
+        lost = any(row["nan"] is not None for row in rows)
+        cells = [_title(name, variant), _rate_names(pair) if variant.grid else "nothing set"]
         for number in range(len(problem.goals)):
             arrived = results.arrival(name, variant, pair, number)
-            ours = results.ours(number)
             if arrived is None:
-                cells += ["never" + (": NaN" if found["nan"] is not None else ""), ""]
+                most = max(row["done"] for row in rows + results.of(name, variant, pair, long=True))
+                cells += ["never: NaN" if lost else f"never in {most:,} iterations", ""]
             else:
-                cells += [
-                    _ratio(arrived["wall"], ours, arrived["cpu"]),
-                    f"{problem.samples(int(arrived['iteration'])):,}",
-                ]
+                cells += [_spent(arrived, results.ours(number)), f"{problem.samples(int(arrived['iteration'])):,}"]
         finals = [row["final"] for row in rows if row["final"] is not None]
-        cells.append(f"{100 * median(finals):.1f} %" if finals else "NaN" if found["nan"] is not None else "failed")
+        cells.append(f"{100 * median(finals):.1f} %" if finals else "NaN" if lost else "failed")
+        if any(timed.values()):
+            at = timed[name, variant]
+            cells.append("" if at is None else f"{100 * at[0]:.1f} % ({at[1]:,})")
+        if measured:
+            found = [row["measures"]["auc"] for row in rows if "auc" in row.get("measures", {})]
+            cells.append(f"{median(found):.3f}" if found else "")
+        each = [row["each"][1] for row in rows if row.get("each")]
+        cells.append(f"{1e3 * median(each):.0f} ms" if each else "")
         bad = sum(row["nan"] is not None or bool(row["error"]) for row in grid)
-        spent = _ratio(sum(row["wall"] for row in grid), results.ours()) if variant.grid else ""
-        cells += [f"{len(grid)} runs, {bad} NaN or stopped" if variant.grid else "none", spent]
+        if variant.tuned_as:
+            cells += [f"as {_name(*variant.tuned_as)}", ""]
+        elif variant.grid:
+            pairs = f"{len(grid)} of {len(variant.pairs)} pairs of rates"
+            total = {
+                name: sum(row["wall"] if name == "wall" else _cpu(row) for row in grid) for name in ("wall", "cpu")
+            }
+            cells += [f"{pairs}, {bad} NaN or stopped", _spent(total, results.ours())]
+        else:
+            cells += ["none", ""]
         body.append(cells)
     head = ["system", "rates, above / below"]
     for goal in problem.goals:
-        head += [f"time to {100 * goal:.0f} %, ratio to ours", "samples"]
-    head += ["accuracy at the end", "tuning", "its time, ratio to ours to 95 %"]
-    return "\n".join([*lines, table(head, body)])
+        head += [f"CPU time to {100 * goal:.0f} %, ratio to ours", problem.unit]
+    head += [f"accuracy after {results.length} iterations"]
+    head += ["after equal time"] * any(timed.values()) + ["AUC"] * measured + ["an iteration, CPU", "tuning"]
+    head += [f"its CPU time, ratio to ours to {100 * problem.goals[-1]:.0f} %"]
+    return "\n".join([*lines, "", table(head, body)])
+
+
+def _cpu(row: Row) -> float:
+    curve = row.get("curve")
+    return curve["cpu"][-1] if curve and curve["cpu"] else 0.0
+
+
+def _spent(time: dict[str, float], ours: dict[str, float] | None) -> str:
+    """The processor's time over ours, its seconds, and those of the wall clock."""
+    ratio = "" if not ours else f"{time['cpu'] / ours['cpu']:.2f} "
+    return f"{ratio}({_seconds(time['cpu'])}; wall {_seconds(time['wall'])})"
+
+
+def _rate_names(pair: tuple[float, float]) -> str:
+    return f"{pair[0]:g} / {pair[1]:g}" if pair[0] else f"none / {pair[1]:g}"
 
 
 def _rates(grid: Sequence[tuple[float, float]]) -> str:
     above, below = (", ".join(f"{rate:g}" for rate in dict.fromkeys(side)) for side in zip(*grid, strict=True))
-    return f"{above} above, {below} below"
+    return f"{below} below" if above == "0" else f"{above} above, {below} below"
 
 
-def _tail(rows: Sequence[Row]) -> str:
+def _tail(rows: Sequence[Row], before: str) -> str:
     lines = ["## Who took part\n"]
     versions: dict[str, dict[str, str]] = {}
     for row in rows:
@@ -348,20 +450,24 @@ def _tail(rows: Sequence[Row]) -> str:
     body = []
     for name, peer in PEERS.items():
         if peer.environment in refused:
-            body.append([peer.title, f"left out: {_cut(refused[peer.environment], 200)}"])
+            body.append(f"| {peer.title} | left out: {_cut(refused[peer.environment], 200)} |\n")
         elif name in versions:
-            body.append([peer.title, ", ".join(f"{package} {version}" for package, version in versions[name].items())])
-    lines.append(table(["system", "versions"], body))
+            used = ", ".join(f"{package} {version}" for package, version in versions[name].items())
+            body.append(f"| {peer.title} | {used} |\n")
+        elif line := _line(_between(before, "versions"), peer.title):
+            body.append(f"{line}\n")
+    lines.append(_marked("versions", table(["system", "versions"], []) + "".join(body)))
     left = {row["problem"]: row["reason"] for row in rows if row.get("kind") == "left out"}
     ran = {row["problem"] for row in rows if row.get("kind") == "run"}
     lines += [f"Problem {name} was left out: {reason}.\n" for name, reason in left.items() if name not in ran]
-    lines += [_sessions(rows)]
+    if notes := _between(before, "notes"):
+        lines.append(_marked("notes", notes))
     return "\n".join(lines)
 
 
-def _sessions(rows: Sequence[Row]) -> str:
-    """The commits and machines that the rows are from."""
-    used = {row.get("session") for row in rows if row.get("kind") == "run"}
+def _sessions(rows: Sequence[Row], problem: str) -> str:
+    """The commits and machines that the rows of a problem are from."""
+    used = {row.get("session") for row in rows if row.get("kind") == "run" and row["problem"] == problem}
     facts = [row for row in rows if row.get("kind") == "facts" and row["started"] in used]
     if not facts:
         return ""
@@ -385,35 +491,40 @@ def plot(results: Results, path: Path) -> bool:
 
     problem, chosen = results.problem, []
     for name, variant in results.entries():
-        grid = [row for row in results.of(name, variant) if row["repeat"] == 0]
-        pair = variant.base
-        if problem.kind == "representation" and (found := best(grid, problem.kind)):
-            pair = found["alpha"], found["beta"]
+        pair = results.pair(name, variant)
         rows = results.of(name, variant, pair, long=True) or results.of(name, variant, pair)
         if rows and rows[0].get("curve"):
             chosen.append((name, variant, pair, rows[0]["curve"]))
     if not chosen:
         return False
     figure, (left, right) = plt.subplots(1, 2, figsize=(15, 6), constrained_layout=True, width_ratios=(3, 2))
-    colours = dict(zip(PEERS, plt.get_cmap("tab10").colors, strict=False))
+    colours = dict(zip(PEERS, plt.get_cmap("tab10").colors, strict=True))
     dashes, seen = ("-", "--", ":", "-."), dict.fromkeys(PEERS, 0)
     bars: list[tuple[str, float | None, Any]] = []
     for name, variant, pair, curve in chosen:
         label = _name(name, variant.name)
-        points = [(t, v) for t, v in zip(curve["wall"], curve["values"], strict=True) if v is not None]
         style = {
             "color": colours[name],
             "ls": dashes[seen[name] % 4],
             "lw": 3 if seen[name] == 0 and name == OURS[0] else 1.5,
         }
         seen[name] += 1
+        clock = curve["wall" if isinstance(problem, Penalties) else "cpu"]
+        points = [
+            (t, n, v) for t, n, v in zip(clock, curve["iterations"], curve["values"], strict=True) if v is not None
+        ]
         if points:
-            left.plot(*zip(*points, strict=True), label=label, **style)
+            times, counts, values = zip(*points, strict=True)
+            left.plot(times, values, label=label, **style)
+            if isinstance(problem, Judged):
+                right.plot([problem.samples(n) for n in counts], values, **style)
         arrived = results.arrival(name, variant, pair)
         bars.append((label, None if arrived is None else arrived["wall"], colours[name]))
-    left.set(xlabel="s since the process was launched", xscale="log")
-    if problem.kind == "penalties":
-        left.set(title=problem.says, ylabel="exact F", yscale="log")
+    left.set(title=problem.says, xscale="log")
+    logarithmic = [left.xaxis]
+    if isinstance(problem, Penalties):
+        left.set(xlabel="s since the process was launched", ylabel="exact F", yscale="log")
+        logarithmic.append(left.yaxis)
         if results.reference:
             left.axhline(1.05 * results.reference["F"], color="k", lw=0.8, ls=":")
             least = min(
@@ -421,20 +532,28 @@ def plot(results: Results, path: Path) -> bool:
             )
             left.set_ylim(0.98 * least, 1.1 * results.reference["F0"])
         right.set(title="cold start to F within 5 % of the reference", xlabel="s")
+        bars.reverse()
+        right.barh([b[0] for b in bars], [b[1] or 0.0 for b in bars], color=[b[2] for b in bars])
+        for number, (_, value, _) in enumerate(bars):
+            if value is None:
+                right.text(0.0, number, " never", va="center", fontsize=8)
+        right.tick_params(axis="y", labelsize=7)
     else:
-        left.set(title=problem.says, ylabel="accuracy on held-out pictures", ylim=(0.5, 1.0))
-        right.set(title="cold start to 95 % accuracy", xlabel="s")
-    for axis in (left.xaxis, left.yaxis)[: 2 if problem.kind == "penalties" else 1]:
+        values = [v for *_, curve in chosen for v in curve["values"] if v is not None]
+        least = 0.5 if problem.goals[0] > 0.8 else max(0.0, min(values) - 0.05)
+        left.set(
+            xlabel="seconds of the processor since launch",
+            ylabel="accuracy",
+            ylim=(least, min(1.0, max(values) + 0.05)),
+        )
+        right.set(xlabel=f"{problem.unit} seen", ylim=left.get_ylim())
+        if problem.race:
+            right.set_xscale("symlog", linthresh=problem.samples(problem.every))
+    for axis in logarithmic:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
     left.legend(fontsize=7)
-    bars.reverse()
-    right.barh([b[0] for b in bars], [b[1] or 0.0 for b in bars], color=[b[2] for b in bars])
-    for number, (_, value, _) in enumerate(bars):
-        if value is None:
-            right.text(0.0, number, " never", va="center", fontsize=8)
-    right.tick_params(axis="y", labelsize=7)
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return True

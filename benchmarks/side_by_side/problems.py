@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, partial
 from itertools import product
 from math import isfinite, nan
 from pathlib import Path
@@ -17,8 +17,9 @@ from scipy.optimize import minimize
 from sklearn.datasets import load_breast_cancer
 
 from bisls import data, tasks
-from bisls.tasks.base import streams
 from bisls.tasks.solve import Design, logistic, newton_solve
+from side_by_side.curves import curve, thinned
+from side_by_side.networks import FewShot, Judged, Representation, Reweighting
 
 Arrays = dict[str, np.ndarray]
 
@@ -165,7 +166,7 @@ class Penalties:
 
         for index in thinned(len(points), self.share):
             at(index)
-        return _curve(kept, known, [_arrival(at, known, goal) for goal in goals])
+        return curve(kept, known, [_arrival(at, known, goal) for goal in goals])
 
 
 def _arrival(at: Callable[[int], float], known: dict[int, float], goal: float) -> int | None:
@@ -186,104 +187,11 @@ def _arrival(at: Callable[[int], float], known: dict[int, float], goal: float) -
     return inside
 
 
-def _curve(kept: np.ndarray, known: dict[int, float], arrivals: list[int | None]) -> dict[str, Any]:
-    order = sorted(known)
-    return {
-        "iterations": [int(kept[index]) for index in order],
-        "values": [known[index] for index in order],
-        "arrivals": [None if index is None else int(kept[index]) for index in arrivals],
-    }
-
-
-def thinned(count: int, share: float = 0.05) -> list[int]:
-    """Indices 0 to count - 1: all at first, then ever fewer; the last one always."""
-    found, index = [], 0
-    while index < count - 1:
-        found.append(index)
-        index = max(index + 1, int(index * (1 + share)))
-    return [*found, count - 1] if count else []
-
-
 def _penalty(name: str, x: torch.Tensor) -> torch.Tensor:
     return torch.sigmoid(x) if name == "sigmoid" else torch.exp(x)
 
 
-@dataclass(frozen=True)
-class Representation:
-    """The body of a LeNet above, its last layer below, MNIST: judged by the accuracy on held-out pictures."""
-
-    name: str = "representation"
-    says: str = "MNIST, a LeNet's body above and its last layer below"
-    needs: str | None = "mnist"
-    iterations: int = 200
-    lower_iters: int = 10
-    cg: int = 10
-    every: int = 5
-    batch: int = 256
-    ridge: float = 1e-3
-    cap: float = 150.0
-    goals: tuple[float, ...] = (0.85, 0.95)
-    race: int | None = None
-    race_cap: float = 0.0
-    tune: bool = True
-    kind = "representation"
-
-    @cached_property
-    def _task(self) -> tasks.Task:
-        return _mnist_task(self.batch, self.ridge)
-
-    def job(self) -> dict[str, Any]:
-        """What a worker is told beside the rates."""
-        return {
-            "lower_iters": self.lower_iters,
-            "cg": self.cg,
-            "every": self.every,
-            "batch": self.batch,
-            "ridge": self.ridge,
-        }
-
-    def write(self, path: Path) -> None:
-        """Pictures as bytes, the start of the network and the seeds of the batches; all as in the library's task."""
-        images, task = data.load("mnist"), self._task
-        order = torch.randperm(len(images.train_x), generator=streams(task.name, 0, 4)[0]).numpy()
-        rows = {"lower": order[:10_000], "upper": order[20_000:]}
-        found: Arrays = {f"start_{k}": tensor.detach().numpy() for k, tensor in enumerate(task.problem.x.tensors)}
-        for level, batches in (("lower", task.lower_data), ("upper", task.upper_data)):
-            assert isinstance(batches, tasks.Batches)
-            found[f"{level}_x"], found[f"{level}_y"] = images.train_x[rows[level]], images.train_y[rows[level]]
-            found[f"{level}_seed"] = np.array(batches.seed)
-            assert np.array_equal(found[f"{level}_y"], batches.tensors[1].numpy()), "the split is not the task's"
-        np.savez(path, **found)
-
-    def samples(self, iterations: int) -> int:
-        """Lower and upper samples that so many iterations consume, the same for all."""
-        return iterations * (self.lower_iters + 1) * self.batch
-
-    def score(self, kept: np.ndarray, points: np.ndarray, goals: list[float]) -> dict[str, Any]:
-        """Accuracy along the run, and for each goal the first kept iteration that reaches it together with the next one."""
-        tensors = (*self._task.problem.x.tensors, *self._task.problem.y.tensors)
-        known: dict[int, float] = {}
-        for index, point in enumerate(points):
-            if not np.isfinite(point).all():
-                known[index] = nan
-                continue
-            parts = torch.split(torch.from_numpy(point), [tensor.numel() for tensor in tensors])
-            with torch.no_grad():
-                for tensor, part in zip(tensors, parts, strict=True):
-                    tensor.copy_(part.view_as(tensor))
-            known[index] = self._task.metrics()["accuracy"]
-        pairs = [min(known[i], known.get(i + 1, known[i])) for i in sorted(known)]
-        arrivals = [next((i for i, both in enumerate(pairs) if both >= goal), None) for goal in goals]
-        return _curve(kept, known, arrivals)
-
-
-@cache
-def _mnist_task(batch: int, ridge: float) -> tasks.Task:
-    images = data.load("mnist")
-    return tasks.hyper_representation(images.train_x, images.train_y, batch_size=batch, ridge=ridge, seed=0)
-
-
-Problem = Penalties | Representation
+Problem = Penalties | Judged
 PROBLEMS: dict[str, Problem] = {
     "plain": Penalties("plain", breast_cancer, "sigmoid", "breast cancer, 30 penalties sigmoid(x)"),
     "exp": Penalties("exp", breast_cancer, "exp", "breast cancer, 30 penalties exp(x)"),
@@ -302,6 +210,18 @@ PROBLEMS: dict[str, Problem] = {
         reference_iterations=150,
     ),
     "representation": Representation(),
+    "few-shot": FewShot(),
+    "weight-network": Reweighting(
+        "weight-network",
+        "FashionMNIST, half of 5,000 labels wrong: a sample's weight from its loss, a convolutional network below",
+        partial(tasks.weight_network, corrupted=0.5, train=5_000, validation=500),
+    ),
+    "sample-weights": Reweighting(
+        "sample-weights",
+        "FashionMNIST, 40 % of 1,000 labels wrong: a weight for each sample, a network with two hidden layers below",
+        partial(tasks.sample_weights, corrupted=0.4, train=1_000, validation=300, test_size=2_000),
+        iterations=150,
+    ),
     "tiny": Penalties(
         "tiny",
         tiny,

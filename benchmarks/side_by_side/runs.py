@@ -35,7 +35,7 @@ class Job:
     @property
     def name(self) -> str:
         """For the screen."""
-        return f"{self.problem}: {PEERS[self.peer].title} {self.variant.removeprefix('representation ')}"
+        return f"{self.problem}: {PEERS[self.peer].title} {self.variant}"
 
 
 class Rows:
@@ -80,7 +80,14 @@ def run(job: Job, problem: Problem, arrays: Path, python: Path, goals: list[floa
         environment["PYTHONPATH"] = str(ROOT / "src")
     with tempfile.TemporaryDirectory() as folder:
         order, result = Path(folder) / "job.json", Path(folder) / "result.npz"
-        spec = {**asdict(job), **problem.job(), "problem": str(arrays), "result": str(result), "threads": threads}
+        spec = {
+            **asdict(job),
+            **problem.job(),
+            "contest": problem.kind,
+            "problem": str(arrays),
+            "result": str(result),
+            "threads": threads,
+        }
         spec |= {"launched": time.time()}
         order.write_text(json.dumps(spec), encoding="utf-8")
         error = ""
@@ -102,7 +109,7 @@ def summary(problem: Problem, found: dict[str, np.ndarray], goals: list[float]) 
     scored = problem.score(kept, points, goals) if len(kept) else {"iterations": [], "values": [], "arrivals": []}
     finite = bool(np.isfinite(points[-1]).all()) if len(points) else False
     later = np.diff(times[1:], axis=0) if len(times) > 2 else np.zeros((0, 2))
-    final = scored["values"][-1] if scored["values"] else None
+    final = scored.get("final", scored["values"][-1] if scored["values"] else None)
     return {
         "done": len(times) - 1,
         "final": final if final is not None and isfinite(final) else None,
@@ -117,7 +124,9 @@ def summary(problem: Problem, found: dict[str, np.ndarray], goals: list[float]) 
         "curve": {
             "iterations": scored["iterations"],
             "wall": [float(times[k, 0]) for k in scored["iterations"]],
+            "cpu": [float(times[k, 1]) for k in scored["iterations"]],
             "values": [value if isfinite(value) else None for value in scored["values"]],
         },
+        "measures": scored.get("measures", {}),
         "versions": json.loads(str(found["versions"])),
     }

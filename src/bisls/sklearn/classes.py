@@ -20,9 +20,10 @@ from bisls.sklearn.kernels import ROUGH, Derived, OneByOne, State
 from bisls.sklearn.lower import CLOSE, FLAT, LITTLE, NEWTON, Array, Multinomial, Rows, Solved
 from bisls.sklearn.tuning import Grouping
 
+WHOLE = 300  # coefficients up to which all of them are one block
 SMALL = 100  # columns up to which blocks are inverted
 TURNS = 400  # of conjugate gradients at most
-LONG = 20  # of them, from which on the next solution begins with blocks of its own
+LONG, LONG_WHOLE = 20, 3  # of them, from which on the next solution begins with blocks of its own
 INEXACT, EXACT = 0.1, 1e-6  # how exactly the first Newton systems are solved, and the last where it must be
 
 
@@ -38,6 +39,7 @@ class Lower:
     def __init__(self, rows: Rows, penalties: Array, w: Array):
         self.rows, self.penalties = rows, penalties
         self.P = softmax(rows.X @ w, axis=1)
+        self.weighted = rows.s[:, None] * self.P
 
     def centred(self, eta: Array) -> Array:
         """Changes of the linear predictors, shaped (rows, classes, ...), without their means under P."""
@@ -46,14 +48,20 @@ class Lower:
     def times(self, vectors: Array) -> Array:
         """The Hessian times vectors, shaped (columns, classes, vectors)."""
         p, C, k = vectors.shape
-        bent = self.P[:, :, None] * self.centred((self.rows.X @ vectors.reshape(p, C * k)).reshape(-1, C, k))
-        bent *= self.rows.s[:, None, None]
+        bent = (self.rows.X @ vectors.reshape(p, C * k)).reshape(-1, C, k)
+        bent -= np.einsum("nc,nck->nk", self.P, bent)[:, None]
+        bent *= self.weighted[:, :, None]
         return np.asarray(
             (self.rows.X.T @ bent.reshape(-1, C * k)).reshape(p, C, k) + self.penalties[:, None, None] * vectors
         )
 
     def blocks(self) -> Any:
-        """The blocks of the Hessian, one a class: their inverses where columns are few, otherwise Cholesky factors."""
+        """The blocks of the Hessian, one a class: their inverses where columns are few, otherwise Cholesky factors.
+
+        Where coefficients are few it is one block of all of them.
+        """
+        if self.P.shape[1] * len(self.penalties) <= WHOLE:
+            return self._whole()
         found = []
         for P in self.P.T:
             scaled = self.rows.X * np.sqrt(self.rows.s * P * (1.0 - P))[:, None]
@@ -67,6 +75,20 @@ class Lower:
             raise LinAlgError("the penalised products of columns are not positive definite")
         return [factor for factor, _ in factors]
 
+    def _whole(self) -> Array:
+        """The Cholesky factor of the Hessian, classes of a column side by side."""
+        (n, C), p = self.P.shape, len(self.penalties)
+        U = (self.rows.X[:, :, None] * (self.P * np.sqrt(self.rows.s)[:, None])[:, None]).reshape(n, p * C)
+        hessian = -U.T @ U
+        parts = hessian.reshape(p, C, p, C)
+        for c, own in enumerate(self.weighted.T):
+            parts[:, c, :, c] += self.rows.X.T @ (own[:, None] * self.rows.X)
+        hessian.flat[:: len(hessian) + 1] += np.repeat(self.penalties, C) + LITTLE * self.rows.weight
+        factor, failed = dpotrf(hessian.T, lower=1, clean=0, overwrite_a=1)
+        if failed:
+            raise LinAlgError("the penalised products of columns are not positive definite")
+        return np.asarray(factor)
+
     def solve(self, right: Array, blocks: Any, goals: Array) -> tuple[Array, int]:
         """Solutions for right sides, shaped (columns, classes, sides), each as exactly as its goal; and how long that took."""
 
@@ -76,9 +98,12 @@ class Lower:
             own = vectors.transpose(1, 0, 2)
             if isinstance(blocks, list):
                 own = np.array([dpotrs(factor, one, lower=1)[0] for factor, one in zip(blocks, own, strict=True)])
+                found = own.transpose(1, 0, 2)
+            elif blocks.ndim == 3:
+                found = (blocks @ own).transpose(1, 0, 2)
             else:
-                own = blocks @ own
-            found = own.transpose(1, 0, 2)
+                flat = vectors.reshape(len(blocks), -1)
+                found = np.ascontiguousarray(dpotrs(blocks, flat, lower=1)[0]).reshape(vectors.shape)
             found[free] -= found[free].mean(1, keepdims=True)  # what no penalty decides, and the loss does not see
             return found
 
@@ -86,18 +111,26 @@ class Lower:
         r[free] -= r[free].mean(1, keepdims=True)
         d = m = back(r)
         rho = (r * m).sum((0, 1))
-        goal, open_ = goals**2 * rho, rho > 0
+        goal, sides = goals**2 * rho, np.arange(len(rho))
         for turn in range(TURNS):
-            open_ &= rho > goal  # one that has ended stays as it is: rounding would lead it away
-            if not open_.any():
+            open_ = rho > goal
+            if not open_.all():  # a side that has ended stays as it is: rounding would lead it away
+                d, r, rho, goal, sides = d[..., open_], r[..., open_], rho[open_], goal[open_], sides[open_]
+            if not len(sides):
                 return z, turn
             Hd = self.times(d)
-            along = np.where(open_, rho, 0.0) / np.where(open_, (d * Hd).sum((0, 1)), 1.0)
-            z, r = z + along * d, r - along * Hd
+            along = rho / (d * Hd).sum((0, 1))
+            z[..., sides] += along * d
+            r = r - along * Hd
             m = back(r)
             rho, before = (r * m).sum((0, 1)), rho
-            d = m + np.where(open_, rho, 0.0) / np.where(open_, before, 1.0) * d
+            d = m + rho / before * d
         return z, TURNS
+
+
+def _long(blocks: Any) -> int:
+    """Turns of conjugate gradients from which on new blocks take less time."""
+    return LONG if isinstance(blocks, list) or blocks.ndim == 3 else LONG_WHOLE
 
 
 class ByClasses(OneByOne):
@@ -145,7 +178,7 @@ class ByClasses(OneByOne):
             gradient = rows.X.T @ (rows.s[:, None] * slope) + penalties[:, None] * w
             blocks = here.blocks() if blocks is None else blocks
             steps, turns = here.solve(gradient[:, :, None], blocks, np.array([tol]))
-            blocks = None if turns >= LONG else blocks
+            blocks = None if turns >= _long(blocks) else blocks
             step = steps[:, :, 0]
             decrement = float((gradient * step).sum())
             if not np.isfinite(decrement):
@@ -181,7 +214,7 @@ class ByClasses(OneByOne):
         if state.factor is None:
             state.factor = here.blocks()
         found, turns = here.solve(right, state.factor, goals)
-        if turns >= LONG:
+        if turns >= _long(state.factor):
             state.factor = None
         v, state.moves, state.to = found[:, :, 0], found[:, :, 1:], to
         gradient = -(v * pulled).sum(1) @ self.member
@@ -189,8 +222,8 @@ class ByClasses(OneByOne):
         p, C, k = found.shape
         inside = here.centred((rows.X @ found.reshape(p, C * k)).reshape(-1, C, k))
         seen = there.centred((out.X @ state.moves.reshape(p, -1)).reshape(-1, C, k - 1))
-        weigh = (rows.s[:, None] * here.P * inside[:, :, 0])[:, :, None]
+        weigh = (here.weighted * inside[:, :, 0])[:, :, None]
         both, across = inside[:, :, 1:].reshape(-1, k - 1), seen.reshape(-1, k - 1)
-        hessian = across.T @ ((out.s[:, None] * there.P).reshape(-1, 1) * across)
+        hessian = across.T @ (there.weighted.reshape(-1, 1) * across)
         hessian += (to.T * gradient) @ to - crossed - crossed.T - both.T @ (weigh * inside[:, :, 1:]).reshape(-1, k - 1)
         return Derived(each, float(out.s @ each), gradient @ to, hessian)

@@ -28,15 +28,16 @@ class GroupRidgeCV(RegressorMixin, GroupCV):
             ``__`` in the names, as a ColumnTransformer writes them. A label a column. A mapping of names to columns (names,
             numbers, masks or slices); columns that it does not name are a group of their own, "rest".
         penalty_factors: A factor a column, or a mapping of columns to factors; the others have 1. 0 is never penalised.
-        spread: The width of the prior on the logarithm of the penalties: "auto" (by nested folds), 0 (one penalty), inf (free).
+        spread: The width of the prior on the logarithm of the penalties: "auto" (by nested folds; one penalty where fewer than 20
+            rows have a weight), 0 (one penalty), inf (free).
         cv: Folds: a number, a splitter, or an iterable of splits.
-        solver: "exact": lower problems by Cholesky factors, Newton's method above (L-BFGS for more than 32 groups). "bisls":
+        solver: "exact": lower problems by Cholesky factors, Newton's method above (L-BFGS for more than 100 groups). "bisls":
             both levels by `bisls.BiSLS`, for many columns (it imports torch). "auto": the first up to 2,000 columns or rows.
         fit_intercept: Whether there is an intercept; it is never penalised.
         standardize: Divide columns by their standard deviation before they are penalised. Coefficients are in the user's units.
         tol: Relative change of the upper value at which it ends; positive.
         max_iter: Upper iterations for each width of the prior at most, at least 1.
-        n_jobs: Nested folds side by side, in threads, where they are not tuned in step (more than 32 groups).
+        n_jobs: Nested folds side by side, in threads, where they are not tuned in step (more than 100 groups).
         random_state: Where ``cv`` is a number: shuffles the rows before they are cut into folds. None does not shuffle.
 
     Attributes:

@@ -32,8 +32,11 @@ from bisls.sklearn.tuning import (
     Tuned,
 )
 
-MANY = 32  # groups up to which Hessians are formed
-KERNELS = 5 * 10**6  # numbers in the kernels of all groups, at most
+MANY, RIDGE = (
+    32,
+    100,
+)  # groups up to which Hessians are formed: of classes, and of the squared error, where they cost less
+KERNELS = 5 * 10**6  # numbers in the kernels of all groups, at most, which classes need
 FREE = 10  # columns of no penalty, at most, beside kernels
 MAIN, INNER, COARSE = 1e-8, 1e-6, 1e-3  # Newton decrements, of the rows' weight, before the last step of lower problems
 LITTLE = 0.5  # of a log-likelihood: what nested folds may promise still, where that is more than their tolerance
@@ -294,9 +297,11 @@ class Newton:
     @property
     def suits(self) -> bool:
         """Whether it is for this table: some groups, and kernels, if they are needed, of some size."""
-        if type(self.loss) not in (Squared, Logistic, Multinomial) or self.grouping.count > MANY:
+        squared = type(self.loss) is Squared
+        most = RIDGE if squared else MANY
+        if type(self.loss) not in (Squared, Logistic, Multinomial) or self.grouping.count > most:
             return False
-        few = self.grouping.count * len(self.rows.y) ** 2 <= KERNELS
+        few = squared or self.grouping.count * len(self.rows.y) ** 2 <= KERNELS
         return (few and int((self.grouping.factors == 0).sum()) <= FREE) or not self._by_rows
 
     @cached_property

@@ -21,7 +21,7 @@ from bisls.report.table_page import write_table_page
 from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV
 from bisls.tables.grouping import automatic, from_file
 from bisls.tables.reading import TableError, must_have, read_table
-from bisls.tables.recipe import Recipe, as_numbers, as_text, kind_of, learn
+from bisls.tables.recipe import Recipe, as_numbers, as_text, is_boolean, kind_of, learn
 from bisls.tables.rivals import LARGE, losses_of, rivals
 
 FOLDS = 5
@@ -92,12 +92,12 @@ def run_fit(asked: Asked, out: Path, say: Say) -> tuple[Path, str]:
         TableError: The table can't be used.
     """
     frame = read_table(asked.table)
-    say(f"{asked.table.name}: {len(frame):,} rows, {len(frame.columns):,} columns")
+    say(f"{asked.table.name}: {_many(len(frame), 'row')}, {_many(len(frame.columns), 'column')}")
     ready = prepare(frame, asked)
     for sentence in ready.said:
         say(sentence)
     count = len(dict.fromkeys(ready.groups))
-    say(f"{ready.task}, {ready.X.shape[1]:,} features in {count} group{'s' * (count != 1)}, {ready.folds} folds")
+    say(f"{ready.task}, {_many(ready.X.shape[1], 'feature')} in {_many(count, 'group')}, {ready.folds} folds")
     if ready.X.size > LARGE:
         ready.said.append(
             f"an L1 model is not shown beside it: the table has more than {LARGE:,} numbers, and it would take long"
@@ -130,6 +130,10 @@ def run_fit(asked: Asked, out: Path, say: Say) -> tuple[Path, str]:
     return write_table_page(result, out / "report.html"), result["verdict"]
 
 
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def prepare(frame: Any, asked: Asked) -> Prepared:
     """Numbers, groups, factors and folds; sentences about everything that was done."""
     target = must_have(list(frame.columns), asked.target, "--target")
@@ -139,21 +143,24 @@ def prepare(frame: Any, asked: Asked) -> Prepared:
         raise TableError(f"the target {target!r} has no value at all")
     if gone:
         frame = frame[frame[target].notna()]
-        said.append(f"{gone} rows without a value of {target!r} are left out")
+        said.append(f"left out, since {target!r} has no value there: {_many(gone, 'row')}")
     if len(frame) < FEWEST:
-        raise TableError(f"{len(frame)} rows with a value of {target!r} are too few; {FEWEST} are the least")
+        raise TableError(f"{_many(len(frame), 'row')} with a value of {target!r}: too few; {FEWEST} are the least")
     task, why = _task(frame[target], asked.task, target)
     said += [why] if why else []
     y, folds = _target(frame[target], task, target)
-    recipe, more = learn(frame, [name for name in frame.columns if name != target])
+    others = [name for name in frame.columns if name != target]
+    recipe, more = learn(frame, others)
+    used = {column.name for column in recipe.columns}
+    dropped = [name for name in others if name not in used]
     X = recipe.numbers(frame)[0]
     if asked.groups == "auto":
         groups = automatic(recipe)
     elif asked.groups == "none":
         groups = ["all"] * X.shape[1]
     else:
-        groups = from_file(Path(asked.groups), recipe)
-    free = _unpenalised(asked.unpenalised, [column.name for column in recipe.columns])
+        groups = from_file(Path(asked.groups), recipe, target, dropped)
+    free = _unpenalised(asked.unpenalised, others)
     factors = np.array([0.0 if column.name in free else 1.0 for column in recipe.columns for _ in column.features])
     return Prepared(X, y, recipe, groups, factors, task, folds, said + more)
 
@@ -168,6 +175,8 @@ def _unpenalised(given: Sequence[str], columns: Sequence[str]) -> set[str]:
 
 def _task(values: Any, asked: str, target: str) -> tuple[str, str]:
     numeric = kind_of(values) == "number"
+    if asked != "regression" and is_boolean(values):
+        return "classification", ""
     if asked == "regression" and not numeric:
         raise TableError(f"--task regression: the target {target!r} is no column of numbers")
     if asked != "auto":
@@ -194,7 +203,7 @@ def _target(values: Any, task: str, target: str) -> tuple[np.ndarray, int]:
         if np.ptp(y) == 0:
             raise TableError(f"the target {target!r} is {y[0]:g} in every row: there is nothing to predict")
         return y, FOLDS
-    numeric = kind_of(values) == "number"
+    numeric = kind_of(values) == "number" and not is_boolean(values)
     y = as_numbers(values, "number") if numeric else as_text(values)
     if numeric and np.all(y == np.round(y)) and np.abs(y).max() < 2.0**53:
         y = y.astype(int)
@@ -215,7 +224,8 @@ def _fitted(ready: Prepared, seed: int) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(ready.X, ready.y)
-    spread = np.asarray(np.std(ready.X, axis=0))
+    top = np.maximum(np.abs(ready.X).max(0), np.finfo(float).tiny)  # squares of large numbers are none
+    spread = top * np.std(ready.X / top, axis=0)
     return {
         "classes": model.classes_.tolist() if ready.task == "classification" else None,
         "coef": np.atleast_2d(model.coef_).tolist(),

@@ -47,8 +47,11 @@ def run_predict(model: Path, table: Path, out: Path, say: Callable[[str], None])
     raw = read_model(model)
     if out.exists() and table.exists() and out.samefile(table):
         raise TableError(f"--out {out} is the table itself; choose another file")
-    frame = read_table(table)
     recipe = Recipe.from_dict(raw["recipe"])
+    texts = {column.name for column in recipe.columns if column.kind == "text"}  # a level may be a number here
+    if raw["task"] == "classification" and isinstance(raw["classes"][0], str):
+        texts.add(raw["target"])
+    frame = read_table(table, texts)
     X, said = recipe.numbers(frame)
     for sentence in said:
         say(sentence)
@@ -79,5 +82,8 @@ def _how_good(raw: dict[str, Any], truth: Any, predicted: np.ndarray) -> str:
         with np.errstate(over="ignore"):
             error = float(np.mean((found[there] - predicted[there]) ** 2)) if there.any() else float("nan")
         return f"compared with {raw['target']!r} in {int(there.sum()):,} rows: mean squared error {error:.4g}"
-    same = as_text(truth)[there] == predicted[there].astype(str)
+    numeric = not isinstance(raw["classes"][0], str)  # 1.0 where a value is missing, and 1 elsewhere
+    same = (
+        as_numbers(truth, "number")[there] == predicted[there] if numeric else as_text(truth)[there] == predicted[there]
+    )
     return f"compared with {raw['target']!r} in {int(there.sum()):,} rows: accuracy {float(same.mean()):.3f}"

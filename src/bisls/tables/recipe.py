@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from bisls.tables.reading import TableError, pandas
+from bisls.tables.reading import CODE, TableError, pandas, plain
 
 LEVELS = 30  # a text column keeps so many of its values; the others are one, "other"
 RARE = 5  # and those that this many rows have at least
 NUMBERS = 0.9  # a text column of which this share are numbers is one of numbers
+LIKE_DATE = r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*"
 DATE = r"\s*\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?\s*$"
 OTHER, MISSING = "other", "missing"
 
@@ -123,9 +124,13 @@ def learn(frame: Any, names: Sequence[str]) -> tuple[Recipe, list[str]]:
             levels, counts = np.unique(words, return_counts=True)
             if len(levels) < 2:
                 drop("have one value only", name)
+            elif _share(words, LIKE_DATE) >= NUMBERS:  # which of both is the month is not known
+                drop("look like dates that are not written as 2024-01-31", name)
             elif len(levels) > LEVELS and counts.max() < RARE:
                 drop("have another text in almost every row, as names and numbers of things have", name)
             else:
+                if _are_codes(values):
+                    said.append(f"{name!r} has numbers that begin with 0, as codes do: it is taken as text")
                 made.append(Column(name, kind, levels=_levels(name, levels, counts, said)))
             continue
         found = as_numbers(values, kind)
@@ -145,6 +150,10 @@ def learn(frame: Any, names: Sequence[str]) -> tuple[Recipe, list[str]]:
             bad = int((values.notna() & ~good).sum())
             said.append(
                 f"{name!r} is read as numbers" + (f"; {bad} values that are none count as missing" if bad else "")
+            )
+        if kind == "number" and not gone and np.all(found == np.round(found)) and np.all(np.diff(found) > 0):
+            said.append(
+                f"{name!r} rises from row to row, as their number does; it is used: delete it if it means nothing"
             )
         made.append(Column(name, kind, float(np.median(found[good])), bool(gone)))
     for why, which in dropped.items():
@@ -173,6 +182,20 @@ def _is_time(values: Any) -> bool:
     return bool(pandas().api.types.is_datetime64_any_dtype(values))
 
 
+def is_boolean(values: Any) -> bool:
+    """Whether a column is of truth values alone."""
+    return bool(pandas().api.types.is_bool_dtype(values) or np.all(np.isin(as_text(values), ("True", "False"))))
+
+
+def _share(words: np.ndarray, pattern: str) -> float:
+    return float(pandas().Series(words, dtype=str).str.fullmatch(pattern).mean())
+
+
+def _are_codes(values: Any) -> bool:
+    words = as_text(values.dropna())
+    return len(words) > 0 and _share(words, CODE) > 0.0 and _share(words, r"\d+") >= NUMBERS
+
+
 def kind_of(values: Any) -> str:
     """What a column is: "number", "time" or "text"."""
     types = pandas().api.types
@@ -181,7 +204,9 @@ def kind_of(values: Any) -> str:
     if types.is_datetime64_any_dtype(values) or types.is_timedelta64_dtype(values):
         return "time"
     there = values.dropna()
-    if len(there) and float(pandas().to_numeric(there.astype(str), errors="coerce").notna().mean()) >= NUMBERS:
+    if _are_codes(there):
+        return "text"
+    if len(there) and float(pandas().to_numeric(plain(there.astype(str)), errors="coerce").notna().mean()) >= NUMBERS:
         return "number"
     if len(there) and there.astype(str).str.match(DATE).all():
         return "time"
@@ -198,7 +223,7 @@ def as_numbers(values: Any, kind: str) -> np.ndarray:
             zero = pd.Timestamp(0, tz="UTC")
         return np.asarray((values - zero) / pd.Timedelta(days=1), dtype=float)
     if not pd.api.types.is_numeric_dtype(values):
-        values = pd.to_numeric(values.astype(str).where(values.notna()), errors="coerce")
+        values = pd.to_numeric(plain(values.astype(str)).where(values.notna()), errors="coerce")
     found = np.array(pd.array(values).to_numpy(dtype=float, na_value=np.nan), dtype=float)
     return np.where(np.isfinite(found), found, np.nan)
 

@@ -1,4 +1,5 @@
-"""Implicit differentiation with conjugate gradients in plain torch: what one writes without any of the libraries."""
+"""Plain torch, what one writes without any of the libraries: implicit differentiation with conjugate gradients, MAML with
+``create_graph``, and the training of y alone."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
-from torch_problems import Penalties, Representation
+from torch_problems import FewShot, Penalties, Representation, Reweighting, stacked
 from work import Keep, work
 
 Vectors = list[Tensor]
@@ -77,5 +78,46 @@ def representation(job: SimpleNamespace, keep: Keep) -> None:
         keep(*problem.point())
 
 
+def maml(job: SimpleNamespace, keep: Keep) -> None:
+    """All tasks of a batch at once."""
+    problem = FewShot(job)
+    optimizer = torch.optim.Adam(problem.start, lr=job.alpha)
+    keep(*(tensor.detach().numpy() for tensor in problem.start))
+    while True:
+        shots, shot_labels, queries, query_labels = next(problem.batches)
+        own = [tensor.expand(problem.count, *tensor.shape) for tensor in problem.start]
+        for _ in range(job.lower_iters):
+            loss = problem.count * problem.loss(stacked(own, shots), shot_labels)
+            gradients = torch.autograd.grad(loss, own, create_graph=True)
+            own = [tensor - job.beta * gradient for tensor, gradient in zip(own, gradients, strict=True)]
+        optimizer.zero_grad()
+        problem.loss(stacked(own, queries), query_labels).backward()
+        optimizer.step()
+        keep(*(tensor.detach().numpy() for tensor in problem.start))
+
+
+def plain_training(job: SimpleNamespace, keep: Keep) -> None:
+    """The network trained by Adam, the weights as they start."""
+    problem = Reweighting(job)
+    optimizer = torch.optim.Adam(problem.network.parameters(), lr=job.beta)
+    problem.weighing.requires_grad_(False)
+    keep(*problem.point())
+    while True:
+        for _ in range(job.lower_iters):
+            optimizer.zero_grad()
+            problem.lower(problem.network, next(problem.lower_batches)).backward()
+            optimizer.step()
+        keep(*problem.point())
+
+
 if __name__ == "__main__":
-    work({"CG": penalties, "representation CG": representation}, ["torch"])
+    work(
+        {
+            "penalties": {"CG": penalties},
+            "representation": {"CG": representation},
+            "few-shot": {"MAML": maml},
+            "weight-network": {"plain training": plain_training},
+            "sample-weights": {"plain training": plain_training},
+        },
+        ["torch"],
+    )
