@@ -113,7 +113,8 @@ def times(spent: dict[str, dict[str, float]]) -> str:
 
     lines = [f"| | {' | '.join(spent)} |", "|---" * (len(spent) + 1) + "|"]
     for row, label in TIMES.items():
-        lines.append(f"| {label} | {' | '.join(ratio(one, row) for one in spent.values())} |")
+        cells = [ratio(one, row) for one in spent.values()]
+        lines += [f"| {label} | {' | '.join(cells)} |"] if any(cells) else []
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 import bisls
 from bisls.callbacks import Callback, EarlyStopping, Evaluate, JSONLines
 from bisls.checkpoint import Checkpoint, CheckpointError
+from bisls.directions import Denoised
 from bisls.fit import Interrupted, fit
 from bisls.methods import Alternating, BiSLS, BiSPS
 from bisls.record import History, Record
@@ -21,6 +22,7 @@ from bisls.steps import Constant, Decay
 from bisls.steps.base import Step, StepRule
 
 REASON = "no change of f, x and y beyond rounding in 10 iterations (tol=0)"
+SCALED = Denoised(b2=0.999)  # along scaled gradients f is never left alone for long
 HIDDEN = "f has not fallen in 30 iterations whose gain its rounding hides (tol=0)"
 
 
@@ -45,11 +47,13 @@ def where(problem):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("offset", "reason"), [(0.0, REASON), (7.3, HIDDEN)])
-def test_a_solved_problem_ends_the_run_and_the_history_says_why(dtype, offset, reason, caplog):
+@pytest.mark.parametrize(
+    ("offset", "direction", "reason"), [(0.0, None, REASON), (7.3, None, REASON), (7.3, SCALED, HIDDEN)]
+)
+def test_a_solved_problem_ends_the_run_and_the_history_says_why(dtype, offset, direction, reason, caplog):
     problem = solved_in_one(dtype, offset)
     with caplog.at_level(logging.INFO, logger="bisls"):
-        history = fit(BiSLS(problem), steps=500, progress=False)
+        history = fit(BiSLS(problem, direction=direction), steps=500, progress=False)
     assert STILL < len(history) < 100
     assert history.stopped == reason
     assert f"stopped at k = {len(history)}: {reason}" in caplog.text

@@ -281,7 +281,8 @@ def test_the_record_counts_what_was_evaluated():
             assert calls["lower"] == cost.lower_values + cost.lower_gradients + cost.lower_graphs + first
             assert record.upper_checks == cost.upper_values
             assert record.lower_checks == cost.lower_values
-            assert record.lower_steps == 10
+            solved = type(solver) is bisls.BiSLS and not first  # nothing is noise: one Newton step on a quadratic
+            assert record.lower_steps == (1 if solved else 10)
 
 
 def test_alternating_evaluates_nothing_it_does_not_need():

@@ -61,6 +61,7 @@ ORDER = [
     "trend",
     "sampling",
     "upper",
+    "smooth",
     "paced",
     "views",
     "solver_state",

@@ -237,12 +237,16 @@ class Minibatches(Sequence[Any]):
     Args:
         batches: One for each lower step.
         several: Whether they are different batches; otherwise all steps see the same one.
+
+    Attributes:
+        steady: Whether that one is also the batch of the iteration before, as the upper one is: then nothing is noise.
     """
 
     def __init__(self, batches: Sequence[Any], several: bool = True):
         self._batches = list(batches)
         self.several = several and len(self._batches) > 1
         self._next = len(self._batches)
+        self.steady = False
 
     @classmethod
     def repeated(cls, batch: Any, times: int) -> Minibatches:

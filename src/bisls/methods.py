@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from torch.optim import Optimizer
@@ -18,7 +18,7 @@ from bisls.hypergrad.lookahead import Lookahead
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
 from bisls.linear.direct import Direct
-from bisls.lower import Loop, Trained, UserOptimizer
+from bisls.lower import Loop, Solved, Trained, UserOptimizer
 from bisls.paced import Paced
 from bisls.parts import Default, instead, part
 from bisls.problem import Bilevel
@@ -28,6 +28,7 @@ from bisls.response.gradient_steps import GradientSteps
 from bisls.response.rerun import Rerun
 from bisls.response.resampled import Resampled
 from bisls.response.tangent import Tangent
+from bisls.smooth import Smooth
 from bisls.solver import Solver
 from bisls.steps.armijo import Armijo, Backtrack, Grow, Keep, Restart
 from bisls.steps.base import StepRule
@@ -36,6 +37,7 @@ from bisls.steps.curvature import Curvature
 from bisls.steps.decay import Decay
 from bisls.steps.envelope import Envelope
 from bisls.steps.polyak import Polyak
+from bisls.upper import Upper
 from bisls.views import View
 
 NEAR, FEW = (
@@ -162,6 +164,9 @@ class BiSLS(Solver):
         elif free or isinstance(self.lower, UserOptimizer):  # what is known can be looked through
             network, shared = Lookahead(NEAR, floor=FLOOR), Lookahead(FEW)
             implicit = View(self.lower, self.hypergrad, self.upper)
+            if type(self.lower) is Loop and isinstance(self.upper, Upper):
+                own_settings = {f.name: getattr(self.lower, f.name) for f in fields(self.lower)}
+                implicit = View(Solved(**own_settings), self.hypergrad, Smooth(self.upper, POLISH))
             self._offer(implicit, View(train, network, paced), View(loop, shared, paced))
 
     @classmethod

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from bisls._check import require_argument
-from bisls.batches import Minibatches, Sample, kept, leaves, restored, same
+from bisls.batches import Minibatches, Sample, fingerprint, kept, leaves, restored, same
 from bisls.ranks import on_any_rank
 from bisls.response.base import Response
 from bisls.states import Batch
@@ -29,10 +30,12 @@ class Previous:
         self._saved: Any = None  # as a state had it: its shape is that of the next upper batch
         self._versions: list[int | None] = []
         self._said = False
+        self.steady = Steady()
 
-    def keep(self, batch: Any) -> None:
-        """This one judges next; None: none does."""
+    def keep(self, batch: Any, sample: Sample | None = None) -> None:
+        """This one judges next; None: none does. The sample is that of the iteration."""
         self._batch, self._saved, self._versions = batch, None, _versions(batch)
+        self.steady.keep(sample)
 
     def judge(self, upper: Any, call: str) -> Any:
         """The batch that can judge a step on ``upper``: None where there is none, or where it holds the same numbers.
@@ -68,14 +71,64 @@ class Previous:
                 )
         return Batch.packed(batch)
 
-    def load(self, saved: Any) -> None:
-        """Go on from what `packed` gave, as `Batch` reads it."""
+    def load(self, saved: Any, steady: int) -> None:
+        """Go on from what `packed` gave, as `Batch` reads it, and from a `Steady.mark`."""
         self.keep(None)
         self._saved = saved
+        self.steady.load(steady)
 
     @property
     def _overwritten(self) -> bool:
         return _versions(self._batch) != self._versions
+
+
+class Steady:
+    """The batches of the last iteration, to tell whether those of the next are the same: without noise they are, for ever."""
+
+    def __init__(self) -> None:
+        self._batches: Any = None
+        self._versions: list[int | None] = []
+        self._mark: int | None = (
+            0  # the fingerprint of both; None: nobody has asked; 0: there are none, or none that has one
+        )
+
+    def keep(self, sample: Sample | None) -> None:
+        """These are the last ones now; None: there are none."""
+        if sample is None or sample.lower.several:
+            self._batches, self._versions, self._mark = None, [], 0
+            return
+        now = (sample.upper, sample.lower.newest)
+        there, versions = self._batches is not None, _versions(now)
+        if not (there and now[0] is self._batches[0] and now[1] is self._batches[1] and versions == self._versions):
+            self._mark = None
+        self._batches, self._versions = now, versions
+
+    def again(self, upper: Any, lower: Minibatches) -> bool:
+        """Whether these hold the same numbers. A run that goes on from a file answers as one that never stopped."""
+        now = (upper, lower.newest)
+        if lower.several or (self._batches is None and not self._mark):
+            return False
+        if self._batches is None:
+            return _mark(now) == self._mark
+        return _versions(self._batches) == self._versions and same(self._batches, now) and self.mark != 0
+
+    @property
+    def mark(self) -> int:
+        """What a state holds of them."""
+        if self._mark is None:
+            unchanged = _versions(self._batches) == self._versions
+            self._mark = _mark(self._batches) if unchanged else 0
+        return self._mark
+
+    def load(self, mark: int) -> None:
+        """Go on from a `mark`."""
+        self._batches, self._versions, self._mark = None, [], mark
+
+
+def _mark(batches: Any) -> int:
+    """What tells batches apart in a file; 0 for those that hold other things than numbers and text."""
+    plain = (Tensor, np.ndarray, int, float, str, type(None))
+    return fingerprint(batches) if all(isinstance(leaf, plain) for leaf in leaves(batches)) else 0
 
 
 def sample_of(
@@ -101,7 +154,9 @@ def sample_of(
         judge = None
     more = Minibatches([*lower, *extra], lower.several or any(not same(lower[0], other) for other in extra))
     judged = response.two_samples and judge is not None
-    judged, lower.several, more.several = on_any_rank(judged, lower.several, more.several)
+    changed = judged or not previous.steady.again(upper, lower)
+    judged, lower.several, more.several, changed = on_any_rank(judged, lower.several, more.several, changed)
+    lower.steady = not (changed or lower.several)
     return Sample(upper, lower, judge, judged, more)
 
 

@@ -29,6 +29,7 @@ from bisls.record import Record
 from bisls.record import SolverError as SolverError
 from bisls.response.base import Response
 from bisls.sampling import Previous, minibatches, sample_of
+from bisls.smooth import Smooth
 from bisls.solver_state import StateReader
 from bisls.status import Status, worst
 from bisls.steps.base import StepRule
@@ -119,7 +120,7 @@ class Solver:
         patience = settled(call, "patience", patience, whole_number(1))
         self.lower_iters = LOWER_ITERS if lower_iters is None else lower_iters
         self._any_number, self.patience = lower_iters is None, patience
-        self.upper: Upper | Paced = Upper(
+        self.upper: Upper | Paced | Smooth = Upper(
             part(call, "direction", direction),
             part(call, "response", response),
             part(call, "upper_step", upper_step),
@@ -192,7 +193,7 @@ class Solver:
             raise
         # a batch with bad numbers in it must not judge the next step as well
         keep = self.upper.response.two_samples and not given and record.upper_status is not Status.NON_FINITE
-        self._previous.keep(upper_batch if keep else None)
+        self._previous.keep(upper_batch if keep else None, sample)
         self.k += 1
         record = replace(record, cost=self.oracle.cost - before)
         if self._views and self._estimated is not None:
@@ -201,10 +202,8 @@ class Solver:
         if {record.upper_status, record.lower_status} & {Status.NON_FINITE, Status.LOWER_LOST}:
             undo()  # statistics of batches that led astray
             self._failures += 1
-        elif self._failures and any(
-            map(apart, self._good, good)
-        ):  # the same point only leads to where the others failed
-            self._failures = 0
+        elif self._failures and any(map(apart, self._good, good)):
+            self._failures = 0  # the same point only leads to where the others failed
         if self._failures >= self.patience:
             raise SolverError(
                 f"`{type(self).__name__}.step(...)`: {self._failures} iterations in a row "
@@ -352,6 +351,7 @@ class Solver:
             "good": None if self._good is None else list(self._good),
             "choice": self._choice.packed(),
             "learnt": self.oracle.memory.learnt.packed(),
+            "steady": self._previous.steady.mark,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -370,7 +370,7 @@ class Solver:
         self.k, self._failures, self._trend = own["k"], own["failures"], Trend.unpacked(own["trend"])
         self._good = None if own["good"] is None else (own["good"][0], own["good"][1])
         self._upper_state, self._lower_state, self._hypergrad_state = own["upper"], own["lower"], own["hypergrad"]
-        self._previous.load(own["last_batch"])
+        self._previous.load(own["last_batch"], own["steady"])
         self._met = 0
 
     @property

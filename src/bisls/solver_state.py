@@ -15,7 +15,12 @@ from bisls.trend import Trend
 from bisls.views import Choice, View
 
 # What came to the state after others had been saved, and what a state without it stands for.
-LATER: Mapping[str, Any] = {"trend": Trend().packed(), "choice": Choice().packed(), "learnt": Learnt().packed()}
+LATER: Mapping[str, Any] = {
+    "trend": Trend().packed(),
+    "choice": Choice().packed(),
+    "learnt": Learnt().packed(),
+    "steady": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class StateReader:
                 "trend": Trend.KIND,
                 "choice": Choice.KIND,
                 "learnt": Learnt.keeps(y),
+                "steady": Whole(),
                 "failures": Whole(),
                 "last_batch": Batch(),
                 "good": Maybe(Each(points)),

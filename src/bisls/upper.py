@@ -95,8 +95,8 @@ class Upper:
         heading = self.direction.head(estimate.flat, x, state.get("direction", {}))
         if self.rule.scheduled and heading.unsearched is not None:
             heading = heading.unsearched
-        reach = inf if oracle.problem.upper_bounds is None else _reach(estimate, heading.search, memory)
-        heading = _inside(oracle, heading, reach, x)
+        reach = inf if oracle.problem.upper_bounds is None else reach_of(estimate, heading.search, memory)
+        heading = bent(oracle, heading, reach, x)
         # with noise a search says little about one step and much about many: it is made once in so many iterations
         due = memory.step is None or k % self.search_every == 0
         rests = sample.judged and not due and self.rule.rests
@@ -121,7 +121,7 @@ class Upper:
             longest, learnt = heading.weigh(own, None if rests else -line.slope if sample.judged else own)
             line, heading = replace(line, max_step=min(line.max_step, longest)), replace(heading, state=learnt)
         step = (self.rule.rest if rests else self.rule.choose)(line, memory)
-        alpha, y, checked = _arrive(scene, ray, heading, step)
+        alpha, y, checked = arrive(scene, ray, heading, step)
         memory = replace(step.memory, step=alpha) if 0 < alpha < step.size else step.memory
         kept = {"memory": memory.packed(), "direction": heading.state, "response": {**ray.state, **checked}}
         return Taken(y, alpha, step.checks, step.status, ray.status, kept)
@@ -144,7 +144,7 @@ class Upper:
         return self.response.ray(scene, state)
 
 
-def _inside(oracle: Oracle, heading: Heading, reach: float, x: Tensor) -> Heading:
+def bent(oracle: Oracle, heading: Heading, reach: float, x: Tensor) -> Heading:
     """The heading bent so that its ray stays inside the bounds of x."""
     bounds, vector = oracle.problem.upper_bounds, oracle.problem.x
     if bounds is None:
@@ -154,7 +154,7 @@ def _inside(oracle: Oracle, heading: Heading, reach: float, x: Tensor) -> Headin
     return replace(heading, search=search, move=move)
 
 
-def _reach(estimate: Hypergradient, search: Tensor, memory: Memory) -> float:
+def reach_of(estimate: Hypergradient, search: Tensor, memory: Memory) -> float:
     """How far a ray inside bounds is laid out: a little beyond the last step, at first the Polyak step."""
     if memory.step:
         return REACH * memory.step
@@ -162,7 +162,7 @@ def _reach(estimate: Hypergradient, search: Tensor, memory: Memory) -> float:
     return abs(estimate.value) / slope if slope > 0 and estimate.value != 0 else 1.0
 
 
-def _arrive(scene: Scene, ray: Ray, heading: Heading, step: Step) -> tuple[float, Tensor, State]:
+def arrive(scene: Scene, ray: Ray, heading: Heading, step: Step) -> tuple[float, Tensor, State]:
     """Write x and y after the step; where it is too long for the response, or not finite, a shorter one or none."""
     problem = scene.oracle.problem
     taken, learnt = ray.trust(step.size) if step.size > 0 else (0.0, {})

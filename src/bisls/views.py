@@ -14,6 +14,7 @@ from bisls.oracle import Oracle
 from bisls.paced import Paced
 from bisls.parts import identity
 from bisls.ranks import on_any_rank
+from bisls.smooth import Smooth
 from bisls.states import Fields, Whole
 from bisls.status import Status
 from bisls.upper import Upper
@@ -41,7 +42,7 @@ class View:
 
     lower: LowerPart
     hypergrad: HypergradientMethod
-    upper: Upper | Paced
+    upper: Upper | Paced | Smooth
 
     @property
     def name(self) -> str:

@@ -69,7 +69,7 @@ class Denoised(Direction):
             square = squared(gradient) * (1 - self.b2)
             kept["g"] = state["g"] * self.b2 + square if state else square
             kept["t"] = torch.tensor(t)
-            scale = (kept["g"] / (1 - self.b2**t)).sqrt_().add_(self.eps).to(gradient.dtype)
+            scale = self.scaling(kept).to(gradient.dtype)
         d = m / weight if scale is None else m / weight / scale
         size = dot(gradient, gradient if scale is None else gradient / scale)
         away = point - start
@@ -91,6 +91,11 @@ class Denoised(Direction):
         return Heading(
             d, d, {**kept, "sums": torch.tensor([noise, squares, weight, reached], dtype=torch.float64)}, weigh
         )
+
+    def scaling(self, state: State) -> Tensor:
+        """Adam's scaling A, as a state with squares knows it."""
+        assert self.b2 is not None
+        return (state["g"] / (1 - self.b2 ** int(state["t"]))).sqrt_().add_(self.eps)
 
     def keeps(self, vector: Vector | None) -> Fields:
         """The mean, where it began, N, S, the weight of the mean and the distance; with ``b2`` Adam's squares as well."""

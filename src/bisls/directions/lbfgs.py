@@ -38,7 +38,7 @@ class LBFGS(Direction):
             if dot(moved, turned) > 1e-10 * norm(moved) * norm(turned):
                 moves = torch.cat([moves, moved[None]])[-self.history :]
                 turns = torch.cat([turns, turned[None]])[-self.history :]
-        d = _two_loops(gradient, moves, turns)
+        d = two_loops(gradient, moves, turns)
         if not 0 < dot(d, gradient) < float("inf"):
             d, moves, turns = gradient, moves[:0], turns[:0]
         kept = {"moves": moves, "turns": turns, "point": point.clone(), "gradient": gradient.clone()}
@@ -51,7 +51,8 @@ class LBFGS(Direction):
         return Fields({"moves": pairs, "turns": pairs, "point": here, "gradient": here}, empty=True)
 
 
-def _two_loops(gradient: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
+def two_loops(gradient: Tensor, moves: Tensor, turns: Tensor, scale: Tensor | None = None) -> Tensor:
+    """B h, B built from pairs on a multiple of the identity; or of the inverse of ``diag(scale)``."""
     q = gradient.clone()
     inverse = (1.0 / (moves * turns).sum(1)).tolist()
     factors = []
@@ -59,7 +60,8 @@ def _two_loops(gradient: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
         factors.append(rho * dot(s, q))
         q.sub_(y * factors[-1])  # not by alpha: torch refuses one that the precision cannot hold
     if len(moves):
-        q.mul_(dot(moves[-1], turns[-1]) / dot(turns[-1], turns[-1]))
+        turned = turns[-1] if scale is None else turns[-1] / scale
+        q = (q if scale is None else q / scale) * (dot(moves[-1], turns[-1]) / dot(turns[-1], turned))
     for s, y, rho, a in zip(moves, turns, inverse, reversed(factors), strict=True):
         q.add_(s * (a - rho * dot(y, q)))
     return q

@@ -10,4 +10,5 @@ from bisls.lower.first import begin as begin
 from bisls.lower.loop import Loop as Loop
 from bisls.lower.newton import Newton as Newton
 from bisls.lower.optimizer import UserOptimizer as UserOptimizer
+from bisls.lower.solved import Solved as Solved
 from bisls.lower.trained import Trained as Trained

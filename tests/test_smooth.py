@@ -1,0 +1,249 @@
+"""Where nothing is noise: Newton steps below, quasi-Newton steps above, and what keeps them from running away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import bisls
+from bisls.batches import Minibatches, Sample
+from bisls.directions import LBFGS
+from bisls.linear import CG, Dense
+from bisls.lower.solved import solved
+from bisls.oracle import Oracle
+from bisls.response import Scene, Tangent
+from bisls.response.solved import on_solutions
+from bisls.sampling import Steady
+from bisls.smooth import GROW, LONGER, Smooth
+
+
+def follows(x: Tensor) -> Tensor:
+    """The lower solution in closed form."""
+    return x + 0.1 * torch.sin(x)
+
+
+def rosenbrock(y: Tensor) -> Tensor:
+    return (100 * (y[1:] - y[:-1] ** 2) ** 2 + (1 - y[:-1]) ** 2).sum()
+
+
+def valley(n: int = 6, bounds: bisls.Box | None = None) -> tuple[bisls.Bilevel, Tensor, Tensor]:
+    """f is Rosenbrock's valley in y, and y*(x) = x + sin(x) / 10 by a g that is no quadratic."""
+    x = torch.full((n,), -1.0, dtype=torch.float64, requires_grad=True)
+    y = torch.zeros(n, dtype=torch.float64, requires_grad=True)
+    curvature = torch.logspace(0, 2, n, dtype=torch.float64)
+
+    def lower(_: object) -> Tensor:
+        gap = y - follows(x)
+        return (curvature * (gap**2 / 2 + gap**4)).sum()
+
+    return bisls.Bilevel(lambda _: rosenbrock(y), lower, [x], [y], upper_bounds=bounds), x, y
+
+
+def value(x: Tensor) -> float:
+    """F itself."""
+    return float(rosenbrock(follows(x.detach())))
+
+
+def is_on(solver: bisls.Solver) -> bool:
+    return bool(solver.state_dict()["upper"].get("past", {}).get("on"))
+
+
+def run(solver: bisls.Solver, times: int) -> list[bisls.Record]:
+    return [solver.step(None, None) for _ in range(times)]
+
+
+def on(times: int = 40) -> tuple[bisls.Solver, Tensor, Tensor]:
+    problem, x, y = valley()
+    solver = bisls.BiSLS(problem)
+    run(solver, times)
+    assert is_on(solver)
+    return solver, x, y
+
+
+def test_a_valley_is_followed_to_its_end():
+    """Steps along a scaled gradient, with everything else alike, are nowhere near it."""
+    ends = []
+    for smooth in (True, False):
+        problem, x, _ = valley()
+        solver = bisls.BiSLS(problem)
+        if not smooth:
+            assert isinstance(solver.upper, Smooth)
+            solver._offer(replace(solver._views[0], upper=solver.upper.upper))
+        start = value(x)
+        run(solver, 120)
+        ends.append(value(x))
+    assert ends[0] < 1e-12 * start
+    assert ends[1] > 1e-2
+
+
+def test_f_falls_and_no_step_outgrows_the_last():
+    problem, x, _ = valley()
+    solver, moved, points = bisls.BiSLS(problem), [], [x.detach().clone()]
+    for k in range(80):
+        record = solver.step(None, None)
+        before = points[-1]
+        points.append(x.detach().clone())
+        if is_on(solver) and record.alpha > 0:
+            assert value(x) <= value(before)
+            size = float((x.detach() - before).abs().max())
+            assert not moved or size <= GROW * LONGER * moved[-1] * (1 + 1e-12), k
+            moved.append(size)
+    assert len(moved) > 20
+
+
+def test_newton_steps_stand_in_for_the_loop_below():
+    _, records = (solver := on()[0]), run(solver, 10)
+    assert all(record.lower_steps <= 4 for record in records)
+    assert all(record.lower_grad_norm < 1e-3 for record in records)
+
+
+def test_batches_that_change_are_searched_as_before():
+    problem, _, _ = valley()
+    solver = bisls.BiSLS(problem)
+    for k in range(40):
+        assert solver.step(torch.tensor(float(k)), torch.tensor(float(k))).lower_steps == 10
+    assert not is_on(solver)
+
+
+def test_a_loss_that_draws_numbers_is_not_smooth():
+    problem, _, y = valley()
+    noisy = bisls.Bilevel(
+        lambda b: problem.upper_loss(b) + 1e-3 * (torch.randn(len(y), dtype=y.dtype) * y).sum(),
+        problem.lower_loss,
+        problem.x.tensors,
+        problem.y.tensors,
+    )
+    solver = bisls.BiSLS(noisy)
+    run(solver, 40)
+    assert "past" not in solver.state_dict()["upper"]
+
+
+def test_an_f_that_has_risen_leads_back():
+    solver, x, y = on()
+    state = solver.state_dict()
+    past = state["upper"]["past"]
+    state["upper"] = {**state["upper"], "past": {**past, "value": past["value"] - 1.0}}  # as if f had been lower there
+    solver.load_state_dict(state)
+    record = solver.step(None, None)
+    assert record.upper_status is bisls.Status.RETURNED
+    assert record.alpha == 0.0
+    assert torch.equal(x.detach(), past["x"])
+    assert torch.equal(y.detach(), past["y"])
+    limit = solver.state_dict()["upper"]["past"]["widest"]
+    assert 0.0 < limit == pytest.approx(0.25 * float((past["end"] - past["x"]).abs().max()))
+    solver.step(None, None)
+    assert 0.0 < float((x.detach() - past["x"]).abs().max()) <= LONGER * limit * (1 + 1e-12)
+
+
+def test_x_that_somebody_else_has_moved_begins_anew():
+    solver, x, _ = on()
+    with torch.no_grad():
+        x.fill_(3.0)
+    record = solver.step(None, None)
+    assert record.upper_status is not bisls.Status.RETURNED
+    assert solver.state_dict()["upper"]["past"]["count"] == 1
+
+
+def test_a_run_that_goes_on_from_a_state_is_the_same_to_the_last_bit():
+    solver, x, y = on(30)
+    state, there = solver.state_dict(), (x.detach().clone(), y.detach().clone())
+    run(solver, 10)
+    problem, other, below = valley()
+    with torch.no_grad():
+        other.copy_(there[0])
+        below.copy_(there[1])
+    again = bisls.BiSLS(problem)
+    again.load_state_dict(state)
+    run(again, 10)
+    assert torch.equal(x, other)
+    assert torch.equal(y, below)
+
+
+def test_it_stays_inside_bounds():
+    problem, x, _ = valley(bounds=bisls.Box(-1.5, 0.6))
+    solver = bisls.BiSLS(problem)
+    for _ in range(80):
+        solver.step(None, None)
+        assert -1.5 <= float(x.detach().min()) <= float(x.detach().max()) <= 0.6
+    assert is_on(solver)
+    free = [int(i) for i in ((x > -1.5 + 1e-6) & (x < 0.6 - 1e-6)).nonzero()]
+    (gradient,) = torch.autograd.grad(rosenbrock(follows(x)), x)
+    assert float(gradient[free].abs().max()) < 1e-2
+
+
+# --- the line of F itself
+
+
+def test_along_the_line_the_lower_problem_is_solved():
+    problem, x, y = valley()
+    with torch.no_grad():
+        y.copy_(follows(x))
+    oracle = Oracle(problem)
+    method = bisls.Implicit(bisls.linear.Direct(CG(tol=1e-12)))
+    estimate = method.estimate(oracle, None, None, {})
+    batches = Minibatches.repeated(None, 10)
+    scene = Scene(
+        oracle, method, estimate, estimate.flat, problem.x.read(), problem.y.read(), Sample(None, batches), None, None, None, 1.0
+    )  # fmt: skip
+    ray = Tangent().ray(scene, {})
+    exact = on_solutions(scene, estimate.graph, ray, Dense())
+    begun = x.detach().clone()
+    for t in (1e-4, 1e-3):
+        true = value(begun - t * estimate.flat)
+        assert abs(exact.line.at(t) - true) < 0.05 * abs(ray.line.at(t) - true)
+        there = follows(begun - t * estimate.flat)
+        assert float((exact.follow(t) - there).norm()) < 0.01 * float((there - follows(begun)).norm())
+    assert exact.line.slope == pytest.approx(-float(estimate.flat @ estimate.flat))
+
+
+def test_a_problem_that_newton_cannot_solve_is_left_to_the_loop():
+    x = torch.zeros(2, requires_grad=True)
+    y = torch.tensor([0.1, 0.0], requires_grad=True)
+    bent = bisls.Bilevel(lambda _: (y**2).sum(), lambda _: (y[0] ** 4 - y[0] ** 2 + y[1] ** 2) + 0 * x.sum(), [x], [y])
+    oracle = Oracle(bent)
+    assert solved(oracle, None, bent.y.read(), 1e-6, CG(), None) is None
+    drawn = bisls.Bilevel(lambda _: (y**2).sum(), lambda _: ((y - torch.randn(2)) ** 2).sum() + 0 * x.sum(), [x], [y])
+    assert solved(Oracle(drawn), None, bent.y.read(), 1e-6, CG(), None) is None
+    assert solved(Oracle(drawn), None, bent.y.read(), 1e-6, CG(), lambda v: 0.5 * v) is None
+
+
+# --- what it is made of
+
+
+def test_batches_that_hold_the_same_numbers_are_steady():
+    steady, one = Steady(), Minibatches.repeated(torch.ones(3), 4)
+    assert not steady.again(None, one)
+    steady.keep(Sample(None, one))
+    assert steady.again(None, Minibatches.repeated(torch.ones(3), 4))
+    assert not steady.again(None, Minibatches.repeated(torch.zeros(3), 4))
+    assert not steady.again(torch.ones(1), one)
+    loaded = Steady()
+    loaded.load(steady.mark)
+    assert loaded.again(None, one)
+    assert not loaded.again(None, Minibatches.repeated(torch.zeros(3), 4))
+    one.newest.add_(1.0)  # written into since: nobody knows what it was
+    assert not steady.again(None, one)
+
+
+def test_batches_that_no_file_can_hold_are_never_steady():
+    steady, strange = Steady(), Minibatches.repeated(object(), 2)
+    steady.keep(Sample(None, strange))
+    assert not steady.again(None, strange)
+
+
+def test_pairs_on_a_scaling_are_those_of_scaled_coordinates():
+    from bisls.directions.lbfgs import two_loops
+
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.rand(5, generator=generator, dtype=torch.float64) + 0.5
+    matrix = torch.randn(5, 5, generator=generator, dtype=torch.float64)
+    matrix = matrix @ matrix.T + torch.eye(5, dtype=torch.float64)
+    moves = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    gradient = torch.randn(5, generator=generator, dtype=torch.float64)
+    root = scale.sqrt()
+    plain = two_loops(gradient / root, moves * root, (moves @ matrix) / root)
+    assert torch.allclose(two_loops(gradient, moves, moves @ matrix, scale), plain / root, rtol=1e-12)
+    assert LBFGS().history == 10
