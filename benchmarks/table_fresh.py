@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -143,13 +143,18 @@ FRESH: dict[str, Callable[[Numbers], Drawn]] = {
 }
 
 
-def fresh(splits: int, ours: Callable[[bool, list[int]], Any], rival: Callable[[bool], Any]) -> str:
-    """Scores of both, their paired difference, the ratio of process times (the smaller of two), how often groups were used."""
-    lines = [
-        "| | groups | RidgeCV / LogisticRegressionCV | better by | time over theirs | groups used |",
-        "|---" * 6 + "|",
-    ]
+HEAD = "| | groups | RidgeCV / LogisticRegressionCV | better by | time over theirs | groups used |\n" + "|---" * 6 + "|"
+
+
+def fresh(
+    names: list[str], splits: int, ours: Callable[[bool, list[int]], Any], rival: Callable[[bool], Any]
+) -> Iterator[tuple[str, str]]:
+    """Name and row of each table: scores of both, their paired difference, the ratio of process times (the smaller of two), how
+    often groups were used."""
+    print(HEAD)
     for number, (name, draw) in enumerate(FRESH.items()):
+        if name not in names:
+            continue
         scores, times, used = ([], []), ([], []), 0
         for seed in range(splits):
             X, y, groups, rows = draw(np.random.default_rng([number, seed]))
@@ -174,9 +179,9 @@ def fresh(splits: int, ours: Callable[[bool, list[int]], Any], rival: Callable[[
         gain = np.subtract(*scores) * (-1.0 if classifies else 1.0)
         error, base = gain.std(ddof=1) / splits**0.5, float(np.mean(times[1]))
         note = f" (of {1e3 * base:.0f} ms)" if base < SMALL else ""
-        lines.append(
+        line = (
             f"| {name} ({'log-loss' if classifies else 'R2'}) | {np.mean(scores[0]):.4f} | {np.mean(scores[1]):.4f} "
             f"| {gain.mean():+.4f} ± {error:.4f} | {sum(times[0]) / sum(times[1]):.1f}{note} | {used} of {splits} |"
         )
-        print(lines[-1], flush=True)
-    return "\n".join(lines)
+        print(line, flush=True)
+        yield name, line

@@ -389,6 +389,8 @@ def origin() -> str:
 
 def page(out: Path, path: Path, splits: int) -> None:
     """Write the tables of the page from the records; those that are not complete are left out, and it is said."""
+    from table_fresh import FRESH, HEAD
+
     done = records(out)
     complete = {kind: [n for n in tables if (n, "groups", splits - 1) in done] for kind, tables in KINDS.items()}
     for name in [*DEVELOPMENT, *JUDGING]:
@@ -396,11 +398,11 @@ def page(out: Path, path: Path, splits: int) -> None:
             print(f"{name} is left out: it has not been run")
     kept, made = (json.loads((out / name).read_text()) for name in ("tables_times.json", "tables_fresh.json"))
     clocked = " and ".join(sorted({one.pop("commit") for one in kept.values()}))
+    drawn = " and ".join(sorted({one["commit"] for one in made.values()}))
 
     def sources(_: str) -> str:
-        ours, theirs = (commits(done, own) for own in (True, False))
-        scores = f"Scores of the rivals are of commit {theirs}, ours of {ours}"
-        scores += f", times of {clocked}, fresh tables of {made['commit']}"
+        scores = f"Scores of {commits(done)}; the others are older, as said below"
+        scores += f"; times of {clocked}, fresh tables of {drawn}"
         return f"{scores}; one machine with other work on it; {origin()}, seeds 0 to {splits - 1} (times: 0 to 2)."
 
     written(
@@ -409,8 +411,8 @@ def page(out: Path, path: Path, splits: int) -> None:
             "judging": lambda old: markdown(complete["judging"], done, splits, old),
             "development": lambda old: markdown(complete["development"], done, splits, old),
             "times": lambda _: times({name: kept[name] for name in [*DEVELOPMENT, *JUDGING] if name in kept}),
-            "lasso": lambda _: lasso([*DEVELOPMENT, *JUDGING], done, splits),
-            "fresh": lambda _: str(made["text"]),
+            "lasso": lambda old: lasso([*DEVELOPMENT, *JUDGING], done, splits, old),
+            "fresh": lambda _: "\n".join([HEAD, *(made[name]["row"] for name in FRESH if name in made)]),
             "sources": sources,
         },
     )
@@ -436,17 +438,21 @@ def main() -> None:
         notes(2 if arguments.quick else 5)
         return
     if arguments.fresh:
-        from table_fresh import fresh
+        from table_fresh import FRESH, fresh
 
-        text = fresh(
+        record = arguments.out / "tables_fresh.json"
+        rows = json.loads(record.read_text()) if record.exists() else {}
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        for name, row in fresh(
+            arguments.tables or list(FRESH),
             2 if arguments.quick else arguments.splits,
             lambda classifies, groups: (GroupLogisticRegressionCV if classifies else GroupRidgeCV)(
                 groups, random_state=0
             ),
             lambda classifies: logistic(False) if classifies else RidgeCV(np.logspace(-3, 6, 28)),
-        )
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "tables_fresh.json").write_text(json.dumps({"commit": commit(), "text": text}))
+        ):
+            rows[name] = {"row": row, "commit": commit()}
+            record.write_text(json.dumps(rows, indent=1))
         return
     if arguments.page:
         page(arguments.out, arguments.page, arguments.splits)

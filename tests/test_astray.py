@@ -1,6 +1,7 @@
 """A lower level that is led astray: the first loop by a line that lies, later ones by learning by heart."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from sklearn.datasets import load_digits
 import bisls
 import bisls.tasks
 from bisls import pace
+from bisls.batches import Minibatches, Sample
 from bisls.best import WINDOW, Best
-from bisls.lower import first
+from bisls.lower import Trained, first
 
 NOWHERE = torch.zeros(1)
 
@@ -45,10 +47,10 @@ def test_what_has_never_fallen_does_not_lead_back():
 
 @pytest.mark.parametrize("noise", [0.0, 1.0, 3.0])
 def test_noise_alone_seldom_counts_as_a_rise(noise):
-    """After a fall by twenty times what y moves the loss by; the batch may move it by more."""
+    """After a fall by 200 times what y moves the loss by; the batch may move it by more."""
     risen = 0
     for seed in range(20):
-        best, draw = Best(NOWHERE, NOWHERE, gained=20.0), torch.Generator().manual_seed(seed)
+        best, draw = Best(NOWHERE, NOWHERE, gained=200.0), torch.Generator().manual_seed(seed)
         own = there = 0.0
         for change, batch in torch.randn(300, 2, generator=draw, dtype=torch.float64).tolist():
             own = 0.8 * own + 0.6 * change
@@ -110,6 +112,64 @@ def forgetful():
     return bisls.Bilevel(
         lambda batch: (y**2).sum() + 0.01 * batch, lambda batch: ((y - 3.0 - 1e-6 * x - batch) ** 2).sum(), [x], [y]
     )
+
+
+def returned(f):
+    """The x that is kept, and that of the best point, when y goes back."""
+    x, y = torch.zeros(1, requires_grad=True), torch.zeros(2, requires_grad=True)
+    problem = bisls.Bilevel(lambda _: f(x, y), lambda batch: ((y - x - batch) ** 2).sum(), [x], [y])
+    solver = bisls.BiSLS(problem, hypergrad=bisls.Lookahead())
+    solver.step(None, [torch.ones(2), -torch.ones(2)])
+    lead = {"gained": 1.0, "recent": torch.linspace(0.4, 0.5, WINDOW, dtype=torch.float64)}
+    best = {"x": torch.full((1,), -5.0), "y": torch.full((2,), 0.25), **lead}
+    solver._upper_state = {**solver._upper_state, "best": best}
+    here = x.item()
+    record = solver.step(None, [torch.ones(2), -torch.ones(2)])
+    assert record.upper_status is bisls.Status.RETURNED
+    assert y.tolist() == [0.25, 0.25]
+    return x.item(), here
+
+
+def test_what_x_has_learnt_since_stays_where_it_does_f_no_harm():
+    kept, here = returned(lambda x, y: -y.sum())
+    assert kept == here != -5.0
+    kept, here = returned(lambda x, y: -y.sum() + 0.01 * (x + 5.0).square().sum())
+    assert kept == -5.0
+
+
+@pytest.mark.parametrize(("wanted", "lost"), [(1.0, True), (-1.0, False)])
+def test_x_that_has_next_to_no_influence_goes_back_where_f_was_lower(wanted, lost):
+    x, y = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    problem = bisls.Bilevel(
+        lambda _: (y - wanted).square().sum(), lambda batch: (y - x.sigmoid() - batch).square().sum(), [x], [y]
+    )
+    solver = bisls.BiSLS(problem, hypergrad=bisls.Lookahead())
+    noise = [torch.full((1,), 0.1), torch.full((1,), -0.1)]
+    solver.step(None, noise)
+    before = {"most": 1e6, "longest": 1e6, "faint": 4}
+    solver._upper_state = {**solver._upper_state, **before}
+    with torch.no_grad():
+        x.fill_(-20.0)  # saturated
+    record = solver.step(None, noise)
+    assert (record.upper_status is bisls.Status.RESTARTED) == lost
+    assert (x.item() == 0.0) == lost
+    assert lost or x.item() < -10.0
+
+
+def test_an_x_that_makes_another_problem_of_the_lower_one_is_not_tried():
+    x, y = torch.zeros(1, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+    problem = bisls.Bilevel(lambda _: (y**2).sum(), lambda batch: x.exp() * ((y - batch) ** 2).sum(), [x], [y])
+    lower, batches = Trained(), Minibatches([0.0, 1.0], several=True)
+    oracle = bisls.Oracle(problem)
+    with problem.quiet(), torch.no_grad():
+        start, began = first.begin(oracle, lower, Sample(None, batches), problem.y.read(), 0, {})
+        lowered = replace(lower.descend(oracle, batches, start, 0, began.state, trace=True), began=began)
+        for place in (-2.0, 0.0, 2.0):
+            problem.x.write_(torch.tensor([place]))
+            assert lower.rerun(oracle, batches, lowered) is not None
+        for place in (-2.5, 2.5):  # a gradient twelve times as short, as long
+            problem.x.write_(torch.tensor([place]))
+            assert lower.rerun(oracle, batches, lowered) is None
 
 
 def test_f_that_has_risen_leads_back_to_where_it_was_lowest(monkeypatch):

@@ -355,12 +355,13 @@ def test_page_from_made_up_rows(parts, tmp_path):
     assert "Problem w8a was left out: no data." in text
     assert "112,640" in text  # 40 iterations x 11 batches x 256
     assert "never: NaN" in lines["Betty: CG"]
-    assert "1.50, 4.00 (3.0 s)" in lines["TorchOpt: CG"]
+    assert "4.00 (4.0 s; wall 3.0 s)" in lines["TorchOpt: CG"]
+    assert "1 of 12 pairs of rates, 0 NaN or stopped | 2.50 (2.5 s; wall 4.0 s) |" in lines["TorchOpt: CG"]
     assert "commit abc" in text
     assert "80.0 % | 55.1 % (200) | 10 ms | none |" in text  # the mean of the two points of the longer run
     assert "| as plain torch: MAML |" in lines["learn2learn: MAML"]
-    assert "1.50, 4.00 (3.0 s) | 1,200 |" in lines["plain torch: MAML"]  # 150 iterations of 8 tasks
-    assert "| none / 0.003 | never |" in lines["plain torch: plain training"]
+    assert "4.00 (4.0 s; wall 3.0 s) | 1,200 |" in lines["plain torch: MAML"]  # 150 iterations of 8 tasks
+    assert "| none / 0.003 | never in 200 iterations |" in lines["plain torch: plain training"]
     assert "80.0 % | 0.912 |" in text
     for name in ("plain", "representation", "few-shot", "sample-weights"):
         assert f"](plots/field-{name}.png)" in text

@@ -147,6 +147,20 @@ def test_tuning_finds_the_best_pair_of_the_grid(scale, most):
     assert len({(*steps(c), c.seed) for c in asked}) == len(best["adam"].tried) + 1  # the best pair on a second seed
 
 
+def test_a_pair_that_another_seed_loses_is_no_rival():
+    def loss(config):
+        return 1e9 if steps(config) == (1e-3, 0.5) and config.seed == 1 else distance(config)
+
+    asked, (best, _) = drive(tuned(Plan("quick", 2), ("adam",)), loss)
+    assert best["adam"].lost == ((1e-3, 0.5),)
+    low, second = min((distance(c), steps(c)) for c in asked if steps(c) != (1e-3, 0.5))
+    assert best["adam"].pair == second
+    assert finals(best["adam"].runs) == [low, low]
+    assert "0.001 and 0.5 diverge on another seed" in str(best["adam"])
+    nowhere = drive(tuned(Plan("quick", 2), ("adam",)), lambda config: 1e9)[1][0]["adam"]
+    assert nowhere.lost == ()  # where all are lost none is looked for
+
+
 def test_a_best_pair_at_the_edge_of_the_grid_is_told():
     _, (best, _) = drive(tuned(Plan("quick", 1), ("adam",)), distance)
     assert "edge" not in str(best["adam"])

@@ -641,7 +641,7 @@ def test_auto_is_a_plain_loop():
     start = torch.cat([p.detach().reshape(-1) for p in params])
     z, x, y, v = start.clone(), start.clone(), start.clone(), torch.zeros_like(start)
     ceiling, gain, vote, look, unit = None, 0.3, 0, 3, None
-    total = squares = lengths = distance = 0.0
+    total = squares = lengths = distance = metric = 0.0
     for k in range(1, 121):
         place(y)
         f = plain.loss(k) * (1e3 if k == 40 else 1)  # an outlier on the way
@@ -679,6 +679,8 @@ def test_auto_is_a_plain_loop():
                     t = t / 2 if fits < t else t
                     break
             ceiling = 0.3 * t * (g != 0).double().mean().item()  # a sparse gradient says little of the others
+        if k == 1 or looked:  # what was summed in the metric of that time, in the present one
+            squares, metric = squares * (a.mean().item() / metric if metric else 1.0), a.mean().item()
         squares += square
         step = min(ceiling, 2.2 * (distance or ceiling * square**0.5) / squares**0.5)
         ceiling = min(ceiling, 4 * step)

@@ -76,6 +76,19 @@ def test_a_failure_is_red_unless_it_means_nothing(browser, tmp_path, dark):
     assert red > max(rest) + 80
 
 
+def test_a_narrow_table_says_which_column_a_cell_is_of(browser, written):
+    """Columns stand below each other there, without the line of their names."""
+    outcomes, path = written
+    browser.open(path, width=390)
+    said = browser.run(
+        "return [...document.querySelectorAll('table.plain td')].map(e => getComputedStyle(e, '::before').content)"
+    )
+    named = [
+        f'"{name}: "' for one in outcomes for table in one.tables for _ in table.rows for name in table.columns[1:]
+    ]
+    assert sorted(said) == sorted(named)
+
+
 def test_the_keyboard_reaches_the_report(browser, written):
     from selenium.webdriver.common.keys import Keys
 

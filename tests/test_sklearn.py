@@ -390,6 +390,16 @@ def test_tables_of_two_and_three_rows_have_one_penalty():
         GroupRidgeCV(cv=[([0, 1], [200])]).fit(X, y)
 
 
+def test_groups_are_not_judged_by_fewer_than_twenty_rows():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 6))
+    y, groups = X[:, 0] + X[:, 1], ["a", "a", "b", "b", "b", "b"]
+    few = GroupRidgeCV(groups).fit(X, y, sample_weight=np.arange(40) < 19)
+    assert (few.improved_, few.spread_, few.nested_loss_) == (False, 0.0, {})
+    assert GroupRidgeCV(groups).fit(X[:20], y[:20]).nested_loss_
+    assert GroupRidgeCV(groups, spread=1.0).fit(X[:19], y[:19]).spread_ == 1.0  # as it is told
+
+
 def test_a_fold_without_a_class_is_taken():
     X, y, *_ = noisy("c", noise=0, rows=60)
     three = np.where(np.arange(60) < 4, 2, y)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.model_selection import KFold, LeaveOneOut, RepeatedKFold, ShuffleSplit, TimeSeriesSplit
 
-from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedLassoCV
+from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedLassoCV, classes
 from bisls.sklearn.cells import Products, Ridges, Sets
 from bisls.sklearn.classes import ByClasses
 from bisls.sklearn.descent import descend
@@ -76,6 +76,28 @@ def test_gradients_are_those_of_the_folds_and_hessians_those_of_finite_differenc
     np.testing.assert_allclose(along[1][0], gradient.sum(), atol=1e-8)
     np.testing.assert_allclose(along[2][0], numeric.sum(), atol=3e-6)
     assert cells.closed
+
+
+@pytest.mark.parametrize("columns", [6, 110])
+def test_a_block_a_class_and_one_of_all_coefficients_lead_to_the_same(columns, monkeypatch):
+    """Inverses where columns are few, factors where they are not; beside columns of no penalty, of which two are alike."""
+    loss = Multinomial(3)
+    rows, grouping = table(loss, columns)
+    rows.X[:, 4] = rows.X[:, 3]
+    grouping = Grouping(grouping.index, np.where(np.arange(columns + 1) < 5, 0.0, grouping.factors), 3)
+    sets, theta, one = Sets(rows, [list(KFold(3).split(rows.X))]), np.log([[2.0, 0.7, 5.0]]), np.arange(1)
+    found = {}
+    for most in (0, 10_000):
+        monkeypatch.setattr(classes, "WHOLE", most)
+        lower = classes.Lower(rows, grouping.penalties(theta[0]), np.zeros((columns + 1, 3)))
+        blocks = lower.blocks()
+        assert (isinstance(blocks, np.ndarray) and blocks.ndim == 2) == (most > 0)
+        cells = ByClasses(loss, sets, grouping)
+        found[most] = cells.evaluate(theta, one, EXACT, np.eye(3))
+        assert cells.closed
+    assert np.abs(found[0][1]).max() > 1e-3
+    for with_blocks, whole, atol in zip(found[0], found[10_000], (1e-9, 1e-8, 1e-6), strict=True):
+        np.testing.assert_allclose(with_blocks, whole, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("columns", [6, 80])

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bisls.report.table_page import table_page
+from bisls.tables import command, reading
 from bisls.tables.fitting import verdict_of
 from bisls.tables.reading import TableError, read_table
 from bisls.tables.recipe import Recipe, learn
@@ -298,6 +299,13 @@ def test_what_spreadsheets_write(form, tmp_path):
         assert sentence in told
 
 
+def test_letters_of_another_encoding_late_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "LOOK", 1)
+    table = tmp_path / "t.csv"
+    table.write_bytes(("town,y\n" + "Bern,1\n" * 400 + "Zürich,2\n").encode("latin-1"))
+    assert read_table(table)["town"].tolist()[-1] == "Zürich"
+
+
 def test_classes_and_levels_that_look_like_numbers(tmp_path):
     """Truth values stay what they are, a hole among whole numbers makes no other class, a level that is a number is known."""
     rng = np.random.default_rng(0)
@@ -313,6 +321,14 @@ def test_classes_and_levels_that_look_like_numbers(tmp_path):
         assert float(done.output.split("accuracy ")[1].split()[0]) > 0.9, done.output
         assert "does not know" not in done.output, done.output
         assert pd.read_csv(tmp_path / "p.csv")["prediction"].dtype == values.dtype
+
+
+def test_a_long_fit_says_how_far_it_is_where_there_is_no_terminal(folder, tmp_path, monkeypatch):
+    words = ["fit", folder / "patients.csv", "--target", "outcome", "--out"]
+    monkeypatch.setattr(command, "SELDOM", 1e9)
+    assert "nested folds, width" not in run(*words, tmp_path / "short").output
+    monkeypatch.setattr(command, "SELDOM", 0.0)
+    assert "penalties by group: nested folds, width 1" in run(*words, tmp_path / "long").output
 
 
 def test_groups_and_factors_of_columns_that_are_left_out(folder, tmp_path):

@@ -142,8 +142,8 @@ if __name__ == "__main__":
             "penalties": {name: penalties(make) for name, make in METHODS.items()},
             "representation": {name: representation(make) for name, make in METHODS.items()},
             "few-shot": {
-                "BiSLS": few_shot(default),
-                "BiSLS, same T": few_shot(same_steps),
+                "BiSLS": few_shot(same_steps),  # by how many steps new tasks are learnt is part of the problem
+                "BiSLS, T not told": few_shot(default),
                 "Alternating": few_shot(looking_back),
             },
             "weight-network": REWEIGHTING,

@@ -139,7 +139,7 @@ PEERS = {
         {
             "penalties": (UNTUNED, Variant("BiSLS, same loops"), Variant("BiSLS.paper"), tuned("Alternating")),
             "representation": (UNTUNED, Variant("BiSLS.paper"), lenet("Alternating")),
-            "few-shot": (UNTUNED, Variant("BiSLS, same T"), maml("Alternating", SAME)),
+            "few-shot": (UNTUNED, Variant("BiSLS, T not told"), maml("Alternating", SAME)),
             **WITH_ADAMW,
         },
         ours=True,

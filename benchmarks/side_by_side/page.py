@@ -18,13 +18,14 @@ OURS = ("bisls", "BiSLS")
 
 
 def best(rows: Sequence[Row], kind: str) -> Row | None:
-    """The best run of a grid: the least F at the end, or the soonest at the goals; None where none ended well."""
+    """The best run of a grid: least F; or soonest at the last goal, then most accurate. None where none ended well."""
     fine = [row for row in rows if row["final"] is not None and row["nan"] is None and not row["error"]]
     if kind == "penalties":
         return min(fine, key=lambda row: (row["final"], row["alpha"], row["beta"]), default=None)
 
-    def order(row: Row) -> tuple[float, ...]:
-        return (*(inf if a is None else a["iteration"] for a in reversed(row["arrivals"])), -row["final"])
+    def order(row: Row) -> tuple[float, float]:
+        last = row["arrivals"][-1]
+        return inf if last is None else last["iteration"], -row["final"]
 
     return min(fine, key=order, default=None)
 
@@ -379,12 +380,10 @@ def _judged(results: Results) -> str:
         for number in range(len(problem.goals)):
             arrived = results.arrival(name, variant, pair, number)
             if arrived is None:
-                cells += ["never" + (": NaN" if lost else ""), ""]
+                most = max(row["done"] for row in rows + results.of(name, variant, pair, long=True))
+                cells += ["never: NaN" if lost else f"never in {most:,} iterations", ""]
             else:
-                cells += [
-                    _ratio(arrived["wall"], results.ours(number), arrived["cpu"]),
-                    f"{problem.samples(int(arrived['iteration'])):,}",
-                ]
+                cells += [_spent(arrived, results.ours(number)), f"{problem.samples(int(arrived['iteration'])):,}"]
         finals = [row["final"] for row in rows if row["final"] is not None]
         cells.append(f"{100 * median(finals):.1f} %" if finals else "NaN" if lost else "failed")
         if any(timed.values()):
@@ -396,22 +395,35 @@ def _judged(results: Results) -> str:
         each = [row["each"][1] for row in rows if row.get("each")]
         cells.append(f"{1e3 * median(each):.0f} ms" if each else "")
         bad = sum(row["nan"] is not None or bool(row["error"]) for row in grid)
-        runs = f"{len(grid)} run{'s' if len(grid) > 1 else ''}"
         if variant.tuned_as:
             cells += [f"as {_name(*variant.tuned_as)}", ""]
         elif variant.grid:
-            spent = sum(row["wall"] for row in grid)
-            cells += [f"{runs}, {bad} NaN or stopped", _ratio(spent, results.ours())]
+            pairs = f"{len(grid)} of {len(variant.pairs)} pairs of rates"
+            total = {
+                name: sum(row["wall"] if name == "wall" else _cpu(row) for row in grid) for name in ("wall", "cpu")
+            }
+            cells += [f"{pairs}, {bad} NaN or stopped", _spent(total, results.ours())]
         else:
             cells += ["none", ""]
         body.append(cells)
     head = ["system", "rates, above / below"]
     for goal in problem.goals:
-        head += [f"time to {100 * goal:.0f} %, ratio to ours", problem.unit]
+        head += [f"CPU time to {100 * goal:.0f} %, ratio to ours", problem.unit]
     head += [f"accuracy after {results.length} iterations"]
     head += ["after equal time"] * any(timed.values()) + ["AUC"] * measured + ["an iteration, CPU", "tuning"]
-    head += [f"its time, ratio to ours to {100 * problem.goals[-1]:.0f} %"]
+    head += [f"its CPU time, ratio to ours to {100 * problem.goals[-1]:.0f} %"]
     return "\n".join([*lines, "", table(head, body)])
+
+
+def _cpu(row: Row) -> float:
+    curve = row.get("curve")
+    return curve["cpu"][-1] if curve and curve["cpu"] else 0.0
+
+
+def _spent(time: dict[str, float], ours: dict[str, float] | None) -> str:
+    """The processor's time over ours, its seconds, and those of the wall clock."""
+    ratio = "" if not ours else f"{time['cpu'] / ours['cpu']:.2f} "
+    return f"{ratio}({_seconds(time['cpu'])}; wall {_seconds(time['wall'])})"
 
 
 def _rate_names(pair: tuple[float, float]) -> str:
@@ -527,14 +539,16 @@ def plot(results: Results, path: Path) -> bool:
                 right.text(0.0, number, " never", va="center", fontsize=8)
         right.tick_params(axis="y", labelsize=7)
     else:
-        best_of_all = max(v for *_, curve in chosen for v in curve["values"] if v is not None)
-        least = 0.5 if problem.goals[0] > 0.8 else 0.0
+        values = [v for *_, curve in chosen for v in curve["values"] if v is not None]
+        least = 0.5 if problem.goals[0] > 0.8 else max(0.0, min(values) - 0.05)
         left.set(
             xlabel="seconds of the processor since launch",
             ylabel="accuracy",
-            ylim=(least, min(1.0, best_of_all + 0.05)),
+            ylim=(least, min(1.0, max(values) + 0.05)),
         )
-        right.set(xlabel=f"{problem.unit} seen", xscale="symlog" if problem.race else "linear", ylim=left.get_ylim())
+        right.set(xlabel=f"{problem.unit} seen", ylim=left.get_ylim())
+        if problem.race:
+            right.set_xscale("symlog", linthresh=problem.samples(problem.every))
     for axis in logarithmic:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter("{x:g}")

@@ -14,8 +14,8 @@ from bisls.states import Fields, Number, Numbers, flat
 from bisls.vector import Vector
 
 WINDOW, SHORT = 8, 2  # a rise is looked for in so many comparisons, a fall in at least so many
-RISEN, FALLEN = 1.5, 0.5  # how far their mean must be from 0, in units of what they differ by
-PART = 0.2  # and a rise must undo so much of what had been gained
+RISEN, FALLEN = 2.0, 0.5  # how far their mean must be from 0, in units of what they differ by
+PART = 0.03  # and a rise must undo so much of what had been gained
 
 
 @dataclass(frozen=True)

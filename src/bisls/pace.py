@@ -27,7 +27,7 @@ ABOVE, CLEARLY = (
     3.0,
 )  # so many losses in a row above the first one, and their mean by so many times their spread: lost
 CALM, CALMEST = 0.1, 0.1  # how fast another loss calms the steps, and how much at most
-CALMER = 0.3  # and by what factor each time that it has risen for long
+CALMER, LEAST_LIMIT = 0.3, 0.03  # and by what factor each time that it has risen for long, and how much at most
 DEAD = 10  # so many gradients in a row that are exactly zero, and next to nothing gained: lost as well
 AGAIN = 0.1  # the step to begin anew with, in units of that of the last time
 
@@ -160,7 +160,7 @@ class Pace:
 
     def forgotten(self) -> Pace:
         """A run that begins again because of them."""
-        return Pace(forgot=self.forgot + 1, first_step=self.first_step)
+        return Pace(forgot=self.forgot + 1, first_step=self.first_step, calm=self.calm, limit=self.limit)
 
     def begun(self, step: float) -> Pace:
         """With the step that is best for the first batch along its own direction."""
@@ -203,7 +203,7 @@ class Pace:
 
     def calmed(self) -> Pace:
         """With shorter steps, from now on."""
-        return replace(self, limit=CALMER * self.limit)
+        return replace(self, limit=max(CALMER * self.limit, LEAST_LIMIT))
 
     @property
     def gone(self) -> bool:
@@ -222,7 +222,7 @@ class Pace:
     def anew(self) -> Pace:
         """From the start, with a shorter step."""
         again = AGAIN * self.first_step
-        return Pace(ceiling=again, first_step=again)
+        return Pace(ceiling=again, first_step=again, calm=self.calm, limit=self.limit)
 
     def packed(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint."""

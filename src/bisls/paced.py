@@ -21,7 +21,7 @@ from bisls.oracle import Oracle
 from bisls.pace import WORSE
 from bisls.response.base import Response
 from bisls.response.rerun import Rerun
-from bisls.states import Fields, Number, Numbers
+from bisls.states import Fields, Number, Numbers, Whole
 from bisls.status import Status
 from bisls.steps.base import Memory
 from bisls.steps.curvature import Curvature
@@ -31,6 +31,8 @@ from bisls.walk import Scaled, Walk
 
 OPENING = (0, 1, 2, 4, 7)  # after so many steps the scale of a step is looked for,
 LAST = 3  # the shortest is taken, and in the end the median of so many: while y is not trained, lines say little
+NUMBERS = ("norm", "influence", "most", "longest", "faint")  # what is known beside the walk, as numbers
+FAINT = 1e-3  # next to nothing, in units of the most that has been
 DEAD = 5  # so many hypergradients in a row that are exactly zero, after others that were not: x has gone too far
 LATER, APART = (
     (11, 16, 22, 29),
@@ -75,9 +77,11 @@ class Paced:
         gradient, kept = kept.clipped(pulled)
         if lowered.status is Status.RESTARTED:  # nothing that was measured with that y is of use
             return scene.stay(Walk.begin(walk.start), _Kept(kept.norm), Status.RESTARTED)
-        checks = 0
+        checks, kept = 0, kept.weighed(norm(pulled), lowered.left)
         if walk.pace.dead >= DEAD:
             return scene.stay(walk.lost(), kept, Status.RESTARTED)
+        if kept.faint >= DEAD and scene.value(walk.start) < estimate.value:
+            return scene.stay(walk.lost(), _Kept(kept.norm, best=kept.best), Status.RESTARTED, 1)
         if walk.pace.lost:  # y may have raised f as well, as it does where the two levels want opposite things
             began, checks = scene.value(walk.start), 1
             if not estimate.value <= began < inf:
@@ -87,7 +91,9 @@ class Paced:
             best = kept.best or Best(x, x if lowered.beginning.y is None else lowered.beginning.y)
             best = best.seen(estimate.value, scene.there(best.x, best.y), x, lowered.y)
             if best.risen:
-                return scene.back(walk, replace(kept, best=best.again()))
+                # it is y that has learnt too much: what x has learnt since stays, where f is no higher with it
+                stays = scene.there(x, best.y) <= scene.there(best.x, best.y)
+                return scene.back(walk, replace(kept, best=replace(best.again(), x=x if stays else best.x)))
             kept = replace(kept, best=best)
         opening = walk.pace.k in OPENING or (walk.pace.k in LATER and kept.apart)
         if walk.pace.due and not opening:
@@ -119,7 +125,8 @@ class Paced:
     def keeps(self, x: Vector, y: Vector, method: HypergradientMethod) -> Fields:
         """The walk, and what is known beside it."""
         found = Numbers(((0, len(OPENING)),), (torch.float64,), least=0.0)
-        needed = {**Walk.kind(x), "norm": Number(0.0), "found": found}
+        numbers = {name: Whole() if name == "faint" else Number(0.0) for name in NUMBERS}
+        needed = {**Walk.kind(x), **numbers, "found": found}
         return Fields(needed, {"best": Best.kind(x, y)}, empty=True)
 
 
@@ -131,11 +138,19 @@ class _Kept:
         norm: The running mean of the norms of hypergradients.
         found: The scales of a step that were found.
         best: Where f was lowest, and how it has been since; None where nobody would go back.
+        influence: The running mean of the norms of hypergradients over those of the lower gradients where y ended.
+        most: The largest that it has been.
+        longest: The largest that the running mean of the norms has been.
+        faint: How many in a row were next to nothing beside both.
     """
 
     norm: float
     found: tuple[float, ...] = ()
     best: Best | None = None
+    influence: float = 0.0
+    most: float = 0.0
+    longest: float = 0.0
+    faint: int = 0
 
     @property
     def scale(self) -> float:
@@ -152,6 +167,16 @@ class _Kept:
         """With another scale."""
         return replace(self, found=(*self.found, size)[-len(OPENING) :]) if size > 0.0 else self
 
+    def weighed(self, length: float, left: float) -> _Kept:
+        """With the norms of another hypergradient, and of the lower gradient that was left."""
+        if not (length > 0.0 and 0.0 < left < inf):
+            return self
+        own = length / left
+        mean = self.influence + RECENT * (own - self.influence) if self.most else own
+        faint = self.faint + 1 if own < FAINT * self.most and length < FAINT * self.longest else 0
+        most, longest = max(self.most, mean), max(self.longest, self.norm)
+        return replace(self, influence=mean, most=most, longest=longest, faint=faint)
+
     def clipped(self, gradient: Tensor) -> tuple[Tensor, _Kept]:
         """The hypergradient, not longer than it may be, and what is known with it."""
         length = norm(gradient)
@@ -161,14 +186,15 @@ class _Kept:
 
     def packed(self) -> dict[str, Any]:
         """Tensors and numbers, for a checkpoint."""
-        own: dict[str, Any] = {"norm": self.norm, "found": torch.tensor(self.found, dtype=torch.float64)}
+        found = torch.tensor(self.found, dtype=torch.float64)
+        own: dict[str, Any] = {"found": found} | {name: getattr(self, name) for name in NUMBERS}
         return own if self.best is None else {**own, "best": self.best.packed()}
 
     @classmethod
     def unpacked(cls, state: State) -> _Kept:
         """What `packed` gave; other entries are left alone."""
         best = Best.unpacked(state["best"]) if "best" in state else None
-        return cls(state["norm"], tuple(state["found"].tolist()), best)
+        return cls(found=tuple(state["found"].tolist()), best=best, **{name: state[name] for name in NUMBERS})
 
 
 @dataclass(frozen=True)
@@ -236,7 +262,7 @@ class _Scene:
         return self._left(walk, self.lowered.y, kept, status, checks)
 
     def back(self, walk: Walk, kept: _Kept) -> Taken:
-        """Back to where f was lowest, both levels."""
+        """Back to the best point."""
         assert kept.best is not None
         return self._left(walk.moved_to(self.freed(kept.best.x)[0]), kept.best.y, kept, Status.RETURNED)
 

@@ -99,14 +99,15 @@ _ADVICE = {
         "use larger batches, or give step_data that judge the steps"
     ),
     Status.RESTARTED: (
-        "training was lost (losses above the first one for long, or gradients that had become exactly zero), so the parameters "
-        "went back to where they began, and go on with a tenth of the step. If it happens again, look at the data and at the "
-        "scale of the initial weights"
+        "training was lost (losses above the first one for long, or gradients that had become exactly zero; at an upper level "
+        "next to zero, where f would be lower with what it began with), so the parameters went back to where they began, and "
+        "go on with a tenth of the step. If it happens again, look at the data and at the scale of the initial weights"
     ),
     Status.RETURNED: (
-        "the loss had risen clearly above its lowest level, so the parameters went back (in a bi-level run x and y to their best "
-        "point, where f was lower on the same batches; with `optim.Auto` to their average or their start), and the steps, the "
-        "lower ones of a bi-level run, are a third as long from now on. Expected where y begins to learn its data by heart"
+        "the loss had risen clearly above its lowest level, so the parameters went back (in a bi-level run y to its best point, "
+        "where f was lower on the same batches, and x as well unless f is no higher with the present one; with `optim.Auto` to "
+        "their average or their start), and the steps, the lower ones of a bi-level run, are a third as long from now on. "
+        "Expected where y begins to learn its data by heart"
     ),
     Status.LOWER_LOST: (
         "the lower optimiser led far above where it began, or to a model whose gradients are zero, so its steps were undone: y, "

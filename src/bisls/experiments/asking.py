@@ -42,18 +42,21 @@ class Tuned:
     """A method with constant steps, tuned.
 
     Attributes:
-        pair: alpha and beta with the lowest final loss on the first seed.
+        pair: alpha and beta with the lowest final loss on the first seed, of those that no seed loses.
         tried: All pairs that were.
         runs: The best pair, one run for each seed.
+        lost: Pairs that were better on the first seed and diverge on another.
     """
 
     pair: Pair
     tried: Collection[Pair]
     runs: Sequence[RunRecord]
+    lost: Sequence[Pair] = ()
 
     def __str__(self) -> str:
         edge = at_edge(self.pair, self.tried)
-        return f"alpha = {self.pair[0]:g}, beta = {self.pair[1]:g} (best of {len(self.tried)} pairs{edge})"
+        lost = "".join(f"; {alpha:g} and {beta:g} diverge on another seed" for alpha, beta in self.lost)
+        return f"alpha = {self.pair[0]:g}, beta = {self.pair[1]:g} (best of {len(self.tried)} pairs{edge}{lost})"
 
 
 def at_edge(best: Pair, tried: Collection[Pair]) -> str:

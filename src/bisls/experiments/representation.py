@@ -74,7 +74,7 @@ def short(plan: Plan, method: Method[Solver], **settings: Any) -> Representation
 def tuned(
     plan: Plan, methods: Sequence[str] = ("adam", "sgd"), beside: Mapping[str, Representation] | None = None
 ) -> Generator[Sequence[Config], Sequence[RunRecord], tuple[dict[str, Tuned], Groups]]:
-    """Tune constant steps on seed 0 by the final loss, then run the best pair on all seeds.
+    """Tune constant steps on seed 0 by the final loss, then run the best pair on all seeds; one that a seed loses is no rival.
 
     At full scale the paper's grid is run. At the quick one three values of each step, and then the neighbours on the paper's
     grid of the best pair until it is the best of its neighbours.
@@ -100,9 +100,18 @@ def tuned(
         groups |= {name: found[name] for name in others}
         others = {}
         wanted = [] if plan.scale == "smoke" else [(m, p) for m in methods for p in neighbours(m, tried[m])]
-    best = {method: best_pair(grid) for method, grid in tried.items()}
-    runs = yield from over_seeds(plan.each_seed, {method: run(method, pair) for method, pair in best.items()})
-    return {method: Tuned(best[method], tuple(tried[method]), runs[method]) for method in methods}, groups
+    best: dict[str, Tuned] = {}
+    lost: dict[str, list[Pair]] = {method: [] for method in methods}
+    while left := [method for method in methods if method not in best]:
+        pairs = {m: best_pair({pair: one for pair, one in tried[m].items() if pair not in lost[m]}) for m in left}
+        runs = yield from over_seeds(plan.each_seed, {method: run(method, pair) for method, pair in pairs.items()})
+        for method, pair in pairs.items():
+            first, *further = finals(runs[method])
+            if isfinite(first) and not all(map(isfinite, further)) and len(lost[method]) + 1 < len(tried[method]):
+                lost[method].append(pair)
+            else:
+                best[method] = Tuned(pair, tuple(tried[method]), runs[method], tuple(lost[method]))
+    return {method: best[method] for method in methods}, groups
 
 
 def tuned_runs(best: Mapping[str, Tuned]) -> Groups:

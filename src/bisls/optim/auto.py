@@ -58,9 +58,9 @@ class Auto(LineOptimizer):
        then the loss is looked at in x as well. Where f(y) is above f(x), by more than a tenth of what batches differ by,
        z goes too far, and the ceiling of gamma falls; otherwise it rises. It begins at a third of the step that is best for
        the first batch along d, found by a few trials.
-    2. *Noise.* With r the distance of x from the start, in the metric a, and G the sum of ``<g, d>``, gamma is at most
-       ``2.2 r / sqrt(G)``. While gradients agree, r grows and this bound stays wide; where they differ by noise alone, r stands
-       still and it decays as 1 / sqrt(k).
+    2. *Noise.* With r the distance of x from the start, in the metric a, and G the sum of ``<g, d>`` in that same metric (at each
+       look it is multiplied with what the mean of a has changed by), gamma is at most ``2.2 r / sqrt(G)``. While gradients agree,
+       r grows and this bound stays wide; where they differ by noise alone, r stands still and it decays as 1 / sqrt(k).
 
     During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back. A run that is lost (thirty
     losses in a row above the first one, and above that of the start on the same batch; gradients that have become exactly zero
@@ -100,6 +100,7 @@ class Auto(LineOptimizer):
         "vote": 0,
         "lengths": 0.0,
         "squares": 0.0,
+        "metric": 0.0,  # the mean of a at the last look
         "distance": 0.0,
         "first_step": 0.0,
         "first_loss": 0.0,
@@ -192,7 +193,8 @@ class Auto(LineOptimizer):
             )
             self._set(first_step=ceiling.size)
         ceiling = replace(ceiling, size=min(ceiling.size, first["limit"] or inf))
-        squares = first["squares"] + square
+        metric = scaling.mean(scales, ray.ratios) if checks or not first["metric"] else first["metric"]
+        squares = first["squares"] * scaling.growth(first["metric"], metric) + square
         away = first["distance"] or ceiling.size * sqrt(square)
         size = min(ceiling.size, REACH * away / sqrt(squares))
         scheduled = self._ceiling() / max(group["start"] for group in self.param_groups)
@@ -208,7 +210,7 @@ class Auto(LineOptimizer):
             away = max(first["distance"], scaling.distance(averages, starts, scales, ray.ratios))
             self._set(look=next_look(k), gain=ceiling.gain, vote=ceiling.vote, distance=away)
             self._set(shorter=first["shorter"] + 1 if ceiling.vote < 0 else 0)
-        self._set(unit=unit, squares=squares, lengths=first["lengths"] + usual)
+        self._set(unit=unit, squares=squares, metric=metric, lengths=first["lengths"] + usual)
         self._note(found, k)
         return Step(taken, Memory(memory.k + 1, min(ceiling.size, AHEAD * size)), checks)
 
@@ -300,7 +302,7 @@ class Auto(LineOptimizer):
             if "squares" in self.state.get(p, {}):
                 self.state[p]["squares"].zero_()
                 self.state[p]["seen"] = 0
-        self._set(begun=begun, look=3, lengths=0.0, squares=0.0, distance=0.0)
+        self._set(begun=begun, look=3, lengths=0.0, squares=0.0, metric=0.0, distance=0.0)
         return 1
 
     # --- runs that are lost
@@ -376,7 +378,8 @@ class Auto(LineOptimizer):
                 p.copy_(state[point])
                 del state["start"], state["z"], state["average"], state["squares"]
                 state["weight_sum"] = 0.0
-        self._set(begun=first["k"] + 1, look=3, gain=GAIN, vote=0, lengths=0.0, squares=0.0, distance=0.0)
+        self._set(begun=first["k"] + 1, look=3, gain=GAIN, vote=0)
+        self._set(lengths=0.0, squares=0.0, metric=0.0, distance=0.0)
         self._set(above=0, dead=0, shorter=0, returned=first["returned"] + 1, first_step=step)
         return Step(0.0, Memory(memory.k + 1, step), status=status)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 from torch import Tensor
@@ -65,3 +66,16 @@ def distance(points: list[Tensor], starts: list[Tensor], scales: list[Tensor], r
     gaps = list(torch._foreach_sub(points, starts))
     weighed = torch._foreach_mul(gaps, scales)
     return max(product(gaps, list(weighed), [1.0 / r if r > 0 else 0.0 for r in ratios]), 0.0) ** 0.5
+
+
+def mean(scales: Sequence[Tensor], ratios: Sequence[float]) -> float:
+    """The mean of a, weighed by the ratios."""
+    sums = doubles([a.sum() for a in scales]).tolist()
+    count = sum(r * a.numel() for r, a in zip(ratios, scales, strict=True))
+    return sum(r * total for r, total in zip(ratios, sums, strict=True)) / count if count > 0 else 0.0
+
+
+def growth(before: float, now: float) -> float:
+    """What a sum of lengths in one metric is to be multiplied with, to be one in another; 1 where that is not known."""
+    factor = now / before if before > 0.0 else 1.0
+    return factor if 0.0 < factor < inf else 1.0

@@ -38,7 +38,7 @@ GROUP: dict[str, Kind] = {
     "last_step_size": Number(0.0),
     "last_checks": Whole(),
     "last_status": Whole(0, int(max(Status))),
-    **dict.fromkeys(("lengths", "squares"), Number(0.0)),
+    **dict.fromkeys(("lengths", "squares", "metric"), Number(0.0)),
     "distance": Number(0.0),
     "unit": Maybe(Number(2.0**-1000, 2.0**1000)),
     "begun": Whole(),

@@ -30,6 +30,7 @@ logger = logging.getLogger("bisls.sklearn")
 FEW = 2000  # coefficients, or rows if they are fewer, up to which factors take less time, and some gigabytes at most
 DENSE = 2 * 10**8  # numbers up to which a sparse table is made dense
 HUGE = 2.0**480  # columns with numbers beyond it, or all below its inverse, are scaled in parts
+FEWEST = 20  # rows: with fewer, chance decides between groups and one penalty, and is wrong in one table of eight
 LEAST = 1e-290  # what a loss is divided by, at least: a constant target has none
 STRAYED = 1.0  # logarithms of penalties below those of all nested folds, from which on a minimum is another one
 FAR = (
@@ -149,15 +150,15 @@ class GroupCV(BaseEstimator):
     def _engine(self, loss: Loss, rows: Rows, columns: Columns, splits: Any) -> Any:
         """What tunes the penalties."""
         grouping = columns.grouping(self.fit_intercept)
+        search = Search(self.tol, self.max_iter)
+        newton = Newton(loss, rows, grouping, search, splits)
         solver = self.solver
         if solver == "auto":
-            # with one output, more columns than rows are solved by the rows
-            size = min(rows.X.shape) if loss.outputs == 1 else rows.X.shape[1] * loss.outputs
-            few = size <= FEW or "bisls" not in self._solvers
-            solver = "exact" if few else "bisls"
-        search = Search(self.tol, self.max_iter)
+            # with one output, more columns than rows are solved by the rows; with several Newton's method has a factor a class
+            many = rows.X.shape[1] * loss.outputs ** (0.5 if newton.suits else 1.0)
+            size = min(rows.X.shape) if loss.outputs == 1 else many
+            solver = "exact" if size <= FEW or "bisls" not in self._solvers else "bisls"
         if solver == "exact":
-            newton = Newton(loss, rows, grouping, search, splits)
             return newton if newton.suits else Exact(loss, rows, grouping, search)
         from bisls.sklearn.batched import Batched  # torch comes with it
 
@@ -283,8 +284,9 @@ class GroupCV(BaseEstimator):
         tuned, spread = shared, 0.0
         self.nested_loss_, self.nested_error_, self.improved_ = {}, {}, None
         if engine.grouping.count > 1:
-            few = min(np.count_nonzero(rows.s[train]) for train, _ in splits) < 2  # nothing is left to judge by
-            if self.spread == "auto" and few:
+            few = np.count_nonzero(rows.s) < FEWEST or min(np.count_nonzero(rows.s[train]) for train, _ in splits) < 2
+            if self.spread == "auto" and few:  # nothing is left to judge by
+                logger.info("one penalty is used: fewer than %d rows do not tell whether groups are better", FEWEST)
                 self.improved_ = False
             elif self.spread == "auto":
                 nest = engine.nest if isinstance(engine, Newton) else Nested.of(engine, splits, self.n_jobs)

@@ -30,7 +30,8 @@ class GroupLogisticRegressionCV(ClassifierMixin, GroupCV):
     Args:
         groups: Which columns share a penalty; as in `GroupRidgeCV`.
         penalty_factors: A factor a column, or a mapping of columns to factors; the others have 1. 0 is never penalised.
-        spread: The width of the prior on the logarithm of the penalties: "auto" (by nested folds), 0 (one penalty), inf (free).
+        spread: The width of the prior on the logarithm of the penalties: "auto" (by nested folds; one penalty where fewer than 20
+            rows have a weight), 0 (one penalty), inf (free).
         cv: Folds: a number (stratified), a splitter, or an iterable of splits.
         solver: "exact", "bisls" or "auto"; as in `GroupRidgeCV`.
         fit_intercept: Whether there is an intercept; it is never penalised.

@@ -28,7 +28,8 @@ class GroupRidgeCV(RegressorMixin, GroupCV):
             ``__`` in the names, as a ColumnTransformer writes them. A label a column. A mapping of names to columns (names,
             numbers, masks or slices); columns that it does not name are a group of their own, "rest".
         penalty_factors: A factor a column, or a mapping of columns to factors; the others have 1. 0 is never penalised.
-        spread: The width of the prior on the logarithm of the penalties: "auto" (by nested folds), 0 (one penalty), inf (free).
+        spread: The width of the prior on the logarithm of the penalties: "auto" (by nested folds; one penalty where fewer than 20
+            rows have a weight), 0 (one penalty), inf (free).
         cv: Folds: a number, a splitter, or an iterable of splits.
         solver: "exact": lower problems by Cholesky factors, Newton's method above (L-BFGS for more than 100 groups). "bisls":
             both levels by `bisls.BiSLS`, for many columns (it imports torch). "auto": the first up to 2,000 columns or rows.

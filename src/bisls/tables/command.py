@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from bisls.interrupts import stopped_alike
 from bisls.tables.fitting import Asked, run_fit
 from bisls.tables.predicting import run_predict
 from bisls.tables.reading import TableError
+
+SELDOM = 10.0  # seconds between lines about a fit that takes long, where there is no terminal
 
 
 def fit_command(asked: Asked, out: Path) -> int:
@@ -30,7 +33,17 @@ def fit_command(asked: Asked, out: Path) -> int:
 
             # before the work, so that a folder that can't be written is said at once
             out.mkdir(parents=True, exist_ok=True)
-            with _told(lambda line: status.update(escape(f"penalties by group: {line}"))):
+            shown = [time.monotonic()]
+
+            def progress(line: str) -> None:
+                """In a terminal at once; in a file now and then, so that it is seen to go on."""
+                if console.is_terminal:
+                    status.update(escape(f"penalties by group: {line}"))
+                elif time.monotonic() - shown[0] >= SELDOM:
+                    shown[0] = time.monotonic()
+                    console.print(f"penalties by group: {line}", markup=False, highlight=False, soft_wrap=True)
+
+            with _told(progress):
                 page, verdict = run_fit(asked, out, say)
         return [verdict, f"page: {page}", f"model: {out / 'model.json'}"]
 
