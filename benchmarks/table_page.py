@@ -34,7 +34,6 @@ TIMES = {
     "sparho": "sparho over LassoCV",
 }
 BELOW = {"lasso": "LassoCV", "sparho": "LassoCV"}
-OURS = ("groups", "features", "one penalty", "free", "lasso", "lasso, groups", "lasso, free")
 
 Records = dict[Any, dict[str, Any]]
 
@@ -84,23 +83,34 @@ def markdown(names: list[str], done: Records, splits: int, old: str = "") -> str
     return "\n".join(lines)
 
 
-def lasso(names: list[str], done: Records, splits: int) -> str:
-    """The lasso beside LassoCV: scores, and the penalty as a ratio, its geometric mean over the splits."""
-    names = [name for name in names if (name, "lasso", splits - 1) in done]
-    lines = [f"| | {' | '.join(f'{name} (R2)' for name in names)} |", "|---" * (len(names) + 1) + "|"]
-    for method, label in LASSO.items():
-        runs = [column(done, name, method, "score", splits) for name in names]
-        cells = [f"{np.mean(run):.4f}" if len(run) == splits else "" for run in runs]
-        if any(cells):
-            lines.append(f"| {label} | {' | '.join(cells)} |")
-    for method, label in {"lasso": "our one penalty over LassoCV's", "sparho": "sparho's over LassoCV's"}.items():
-        ratios = []
-        for name in names:
-            one, theirs = (column(done, name, which, "alpha", splits) for which in (method, "LassoCV"))
-            complete = len(one) == len(theirs) == splits
-            ratios.append(f"{np.exp(np.mean(np.log(one) - np.log(theirs))):.2f}" if complete else "")
-        if any(ratios):
-            lines.append(f"| {label} | {' | '.join(ratios)} |")
+def lasso(names: list[str], done: Records, splits: int, old: str = "") -> str:
+    """The lasso beside LassoCV: scores, and the penalty as a ratio, its geometric mean over the splits.
+
+    What has not been run on all splits stays as it is.
+    """
+    known = cells_of(old)
+    heads = {name: f"{name} (R2)" for name in names}
+    heads = {
+        name: head
+        for name, head in heads.items()
+        if (name, "lasso", splits - 1) in done or any(head == own for _, own in known)
+    }
+    lines = [f"| | {' | '.join(heads.values())} |", "|---" * (len(heads) + 1) + "|"]
+
+    def score(name: str, method: str) -> str:
+        run = column(done, name, method, "score", splits)
+        return f"{np.mean(run):.4f}" if len(run) == splits else ""
+
+    def ratio(name: str, method: str) -> str:
+        one, theirs = (column(done, name, which, "alpha", splits) for which in (method, "LassoCV"))
+        complete = len(one) == len(theirs) == splits
+        return f"{np.exp(np.mean(np.log(one) - np.log(theirs))):.2f}" if complete else ""
+
+    rows = [(label, method, score) for method, label in LASSO.items()]
+    rows += [("our one penalty over LassoCV's", "lasso", ratio), ("sparho's over LassoCV's", "sparho", ratio)]
+    for label, method, cell in rows:
+        cells = [cell(name, method) or known.get((label, head), "") for name, head in heads.items()]
+        lines += [f"| {label} | {' | '.join(cells)} |"] if any(cells) else []
     return "\n".join(lines)
 
 
@@ -118,10 +128,12 @@ def times(spent: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def commits(done: Records, ours: bool) -> str:
-    """Which commits the scores are of."""
-    found = {entry.get("commit", "unknown") for (_, method, _), entry in done.items() if (method in OURS) is ours}
-    return " and ".join(sorted(found))
+def commits(done: Records) -> str:
+    """Which commits the scores are of, and of which methods."""
+    found: dict[str, dict[str, None]] = {}
+    for (_, method, _), entry in done.items():
+        found.setdefault(entry.get("commit", "unknown"), {})[method] = None
+    return "; ".join(f"{', '.join(methods)} are of commit {commit}" for commit, methods in found.items())
 
 
 def written(page: Path, blocks: dict[str, Callable[[str], str]]) -> None:

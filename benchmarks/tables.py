@@ -401,9 +401,8 @@ def page(out: Path, path: Path, splits: int) -> None:
     drawn = " and ".join(sorted({one["commit"] for one in made.values()}))
 
     def sources(_: str) -> str:
-        ours, theirs = (commits(done, own) for own in (True, False))
-        scores = f"Scores of the rivals are of commit {theirs}, ours of {ours}"
-        scores += f", times of {clocked}, fresh tables of {drawn}"
+        scores = f"Scores of {commits(done)}; the others are older, as said below"
+        scores += f"; times of {clocked}, fresh tables of {drawn}"
         return f"{scores}; one machine with other work on it; {origin()}, seeds 0 to {splits - 1} (times: 0 to 2)."
 
     written(
@@ -412,7 +411,7 @@ def page(out: Path, path: Path, splits: int) -> None:
             "judging": lambda old: markdown(complete["judging"], done, splits, old),
             "development": lambda old: markdown(complete["development"], done, splits, old),
             "times": lambda _: times({name: kept[name] for name in [*DEVELOPMENT, *JUDGING] if name in kept}),
-            "lasso": lambda _: lasso([*DEVELOPMENT, *JUDGING], done, splits),
+            "lasso": lambda old: lasso([*DEVELOPMENT, *JUDGING], done, splits, old),
             "fresh": lambda _: "\n".join([HEAD, *(made[name]["row"] for name in FRESH if name in made)]),
             "sources": sources,
         },

@@ -1,7 +1,6 @@
 """A lower level that is led astray: the first loop by a line that lies, later ones by learning by heart."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +9,8 @@ from sklearn.datasets import load_digits
 import bisls
 import bisls.tasks
 from bisls import pace
-from bisls.batches import Minibatches, Sample
 from bisls.best import WINDOW, Best
-from bisls.lower import Trained, first
+from bisls.lower import first
 
 NOWHERE = torch.zeros(1)
 
@@ -154,22 +152,6 @@ def test_x_that_has_next_to_no_influence_goes_back_where_f_was_lower(wanted, los
     assert (record.upper_status is bisls.Status.RESTARTED) == lost
     assert (x.item() == 0.0) == lost
     assert lost or x.item() < -10.0
-
-
-def test_an_x_that_makes_another_problem_of_the_lower_one_is_not_tried():
-    x, y = torch.zeros(1, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
-    problem = bisls.Bilevel(lambda _: (y**2).sum(), lambda batch: x.exp() * ((y - batch) ** 2).sum(), [x], [y])
-    lower, batches = Trained(), Minibatches([0.0, 1.0], several=True)
-    oracle = bisls.Oracle(problem)
-    with problem.quiet(), torch.no_grad():
-        start, began = first.begin(oracle, lower, Sample(None, batches), problem.y.read(), 0, {})
-        lowered = replace(lower.descend(oracle, batches, start, 0, began.state, trace=True), began=began)
-        for place in (-2.0, 0.0, 2.0):
-            problem.x.write_(torch.tensor([place]))
-            assert lower.rerun(oracle, batches, lowered) is not None
-        for place in (-2.5, 2.5):  # a gradient twelve times as short, as long
-            problem.x.write_(torch.tensor([place]))
-            assert lower.rerun(oracle, batches, lowered) is None
 
 
 def test_f_that_has_risen_leads_back_to_where_it_was_lowest(monkeypatch):

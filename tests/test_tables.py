@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bisls.report.table_page import table_page
-from bisls.tables import command
+from bisls.tables import command, reading
 from bisls.tables.fitting import verdict_of
 from bisls.tables.reading import TableError, read_table
 from bisls.tables.recipe import Recipe, learn
@@ -297,6 +297,13 @@ def test_what_spreadsheets_write(form, tmp_path):
         "'price' is read",
     ):
         assert sentence in told
+
+
+def test_letters_of_another_encoding_late_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "LOOK", 1)
+    table = tmp_path / "t.csv"
+    table.write_bytes(("town,y\n" + "Bern,1\n" * 400 + "Zürich,2\n").encode("latin-1"))
+    assert read_table(table)["town"].tolist()[-1] == "Zürich"
 
 
 def test_classes_and_levels_that_look_like_numbers(tmp_path):

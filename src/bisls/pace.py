@@ -160,7 +160,7 @@ class Pace:
 
     def forgotten(self) -> Pace:
         """A run that begins again because of them."""
-        return Pace(forgot=self.forgot + 1, first_step=self.first_step, calm=self.calm, limit=self.limit)
+        return Pace(forgot=self.forgot + 1, first_step=self.first_step)
 
     def begun(self, step: float) -> Pace:
         """With the step that is best for the first batch along its own direction."""
@@ -222,7 +222,7 @@ class Pace:
     def anew(self) -> Pace:
         """From the start, with a shorter step."""
         again = AGAIN * self.first_step
-        return Pace(ceiling=again, first_step=again, calm=self.calm, limit=self.limit)
+        return Pace(ceiling=again, first_step=again)
 
     def packed(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint."""

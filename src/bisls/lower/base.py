@@ -35,7 +35,6 @@ class TraceStep:
         derivative: The step, to be gone back through; None where nobody knows it, or looks that far back.
         size: Its size.
         weight: The weight of its end in an average, where there is one.
-        length: The norm of the gradient; 0 where nobody asks for it.
     """
 
     y: Tensor | None
@@ -44,7 +43,6 @@ class TraceStep:
     derivative: Derivative | None
     size: float = 0.0
     weight: float = 1.0
-    length: float = 0.0
 
 
 @dataclass(frozen=True)

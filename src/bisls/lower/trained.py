@@ -19,10 +19,8 @@ from bisls.status import Status
 from bisls.steps.base import Memory
 from bisls.steps.curvature import Curvature
 from bisls.still import Moment
-from bisls.vector import Vector, dot, finite, norm
+from bisls.vector import Vector, dot, finite
 from bisls.walk import Room, Scaled, Walk
-
-FAR = 10.0  # an x at which the first gradient is so many times as long, or as short, is too far to be tried
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Trained(LowerPart):
             walk, rooms = _walk(began.state, y), _Again(oracle)
             for taken, batch in zip(lowered.trace, batches, strict=False):
                 gradient = oracle.lower(batch, y, room=rooms.gradient).grad
-                if not finite(gradient) or (taken is lowered.trace[0] and _another(taken.length, norm(gradient))):
+                if not finite(gradient):
                     return None
                 room = rooms.of(walk)
                 walk, scaled = walk.learn(gradient, room)
@@ -178,7 +176,7 @@ class _Run:
         self.walk = after.at(y, scaled.scale if looked else None, here.value)
         back = self._back(after, y, scaled, size, weight) if seen else None
         if self.following is not None:
-            self.trace.append(TraceStep(before if seen else None, batch, here.moment, back, size, weight, scaled.norm))
+            self.trace.append(TraceStep(before if seen else None, batch, here.moment, back, size, weight))
         self.steps += 1
         self.promised += fall
         self.size, self.accepted, self.left = size, size, scaled.norm
@@ -290,11 +288,6 @@ def _walk(state: State, y: Tensor) -> Walk:
         return Walk.begin(y)
     walk = Walk.unpacked(state)
     return walk.anew(y) if "anew" in state else walk.moved_to(y)
-
-
-def _another(before: float, after: float) -> bool:
-    """Whether the lower problem has become another one: at the same y, on the same batch."""
-    return not before / FAR <= after <= FAR * before
 
 
 def _inside(oracle: Oracle, y: Tensor) -> Tensor:

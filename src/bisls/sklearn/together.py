@@ -32,10 +32,8 @@ from bisls.sklearn.tuning import (
     Tuned,
 )
 
-MANY, RIDGE = (
-    32,
-    100,
-)  # groups up to which Hessians are formed: of classes, and of the squared error, where they cost less
+MANY = 32  # groups up to which Hessians are formed
+RIDGE = 100  # the same for the squared error, where they cost less
 KERNELS = 5 * 10**6  # numbers in the kernels of all groups, at most, which classes need
 FREE = 10  # columns of no penalty, at most, beside kernels
 MAIN, INNER, COARSE = 1e-8, 1e-6, 1e-3  # Newton decrements, of the rows' weight, before the last step of lower problems

@@ -107,16 +107,19 @@ def _csv(pd: Any, path: Path, texts: Collection[str]) -> Any:
         form.update(header=0, names=[*names, MORE])  # a separator at the end of each row
         return looked()
 
-    try:
-        try:
-            some = looked()
-        except UnicodeDecodeError:
-            form["encoding"] = "latin-1"
-            some = looked()
+    def whole() -> Any:
+        some = looked()
         codes = [
             name for name in some if str(name).strip() in texts or some[name].str.strip().str.fullmatch(CODE).any()
         ]
-        frame = read(dtype=dict.fromkeys(codes, str))
+        return read(dtype=dict.fromkeys(codes, str))
+
+    try:
+        try:
+            frame = whole()
+        except UnicodeDecodeError:
+            form["encoding"] = "latin-1"
+            frame = whole()
     except (pd.errors.ParserError, pd.errors.ParserWarning, UnicodeDecodeError) as error:
         raise TableError(f"{path} is no CSV file that can be read: {_first_line(error)}") from None
     except pd.errors.EmptyDataError:
