@@ -507,6 +507,6 @@ def test_tables_and_the_numbers_of_the_paper_are_shown(tmp_path):
     assert "| 9 ± 1 | 2.2 against 2.4" in text
     assert "| reading | paper |" in text
     shown = page([one])
-    assert '<th scope="row">&lt;4&gt;</th><td data-label="paper">✗ 0</td>' in shown
+    assert '<th scope="row">&lt;4&gt;</th><td data-label="here">✗ 0</td>' in shown
     assert ">9 ± 1<" in shown
     assert Outcome.from_json(one.to_json()) == one
