@@ -279,6 +279,7 @@ SAME = {
     "solver without trend",
     "solver without choice",
     "solver without learnt",
+    "solver without steady",
     "generators = 'LEFT OUT'",
     "generators = []",
     "modules = 'LEFT OUT'",

@@ -77,19 +77,18 @@ def test_other_methods_end_where_rounding_holds_them(make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [bisls.tasks.ridge_penalties, bisls.tasks.logistic_penalties, bisls.tasks.quadratic])
-def test_no_task_is_ended_before_its_f_has_converged(make):
+@pytest.mark.parametrize(
+    ("make", "most"),  # roundings by which F may fall afterwards: 1.3, 6.9 and 0 were seen
+    [(bisls.tasks.ridge_penalties, 4), (bisls.tasks.logistic_penalties, 16), (bisls.tasks.quadratic, 4)],
+)
+def test_no_task_is_ended_before_its_f_has_converged(make, most):
     task = make()
     solver = BiSLS(task.problem, lower_iters=task.lower_iters)
     history = fit(solver, task.upper_data, task.lower_data, 250, False, on_failure="ignore")
-    if make is bisls.tasks.quadratic:
-        assert history.stopped == HIDDEN
-        found = task.exact()
-        fit(solver, task.upper_data, task.lower_data, 200, False, on_failure="ignore", tol=None)
-        assert found - task.exact() <= 4 * torch.finfo(torch.float64).eps * found
-    else:  # these go on falling, in the end by a unit in the last place an iteration
-        assert (len(history), history.stopped) == (250, "")
-        assert history["upper_value"][-1] < history["upper_value"][200]
+    assert history.stopped == HIDDEN
+    found, eps = task.exact(), torch.finfo(task.problem.x.read().dtype).eps
+    fit(solver, task.upper_data, task.lower_data, 200, False, on_failure="ignore", tol=None)
+    assert found - task.exact() <= most * eps * found
 
 
 def test_without_tol_all_iterations_are_made():

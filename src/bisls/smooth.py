@@ -88,6 +88,8 @@ class Smooth:
             else:
                 heading, direction = self._heading(estimate.flat, x, others)
                 scale = self.direction.scaling(direction)
+                if scale.dtype != x.dtype:  # squares that this precision cannot hold, so no products of pairs either
+                    return self.upper.take(oracle, sample, method, estimate, lower, lowered, x, k, others, call)
                 length = past.length(x, scale)
                 slack = ROUNDING * scene.here.eps * abs(past.value)
                 if past.on and length > 0.0 and estimate.value > past.value + slack:
