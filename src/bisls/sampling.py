@@ -88,9 +88,8 @@ class Steady:
     def __init__(self) -> None:
         self._batches: Any = None
         self._versions: list[int | None] = []
-        self._mark: int | None = (
-            0  # the fingerprint of both; None: nobody has asked; 0: there are none, or none that has one
-        )
+        # the fingerprint of both; None: nobody has asked; 0: there are none, or none that has one
+        self._mark: int | None = 0
 
     def keep(self, sample: Sample | None) -> None:
         """These are the last ones now; None: there are none."""

@@ -30,10 +30,8 @@ from bisls.vector import Vector, dot, finite
 
 SLOW = 0.01  # f falls slowly where two iterations bring less than twice so much of all that was gained
 HISTORY = 10  # pairs of moves and turns
-GROW, LONGER = (
-    2.0,
-    8.0,
-)  # a step is at most so many times the last one; and where it was cut and f goes on falling, so many
+GROW = 2.0  # a step is at most so many times the last one
+LONGER = 8.0  # and where that has cut it and f goes on falling, so many times what was left of it
 CURVED = 0.01  # a pair, or a direction, with a smaller cosine than this says nothing
 SHORTER = 0.25  # after a step that raised f, or a search that found none, the next is at most so long
 SETTLE = 0.5  # and so long after one that was too short to be seen in f: noise of rounding must not lead away

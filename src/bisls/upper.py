@@ -95,7 +95,7 @@ class Upper:
         heading = self.direction.head(estimate.flat, x, state.get("direction", {}))
         if self.rule.scheduled and heading.unsearched is not None:
             heading = heading.unsearched
-        reach = inf if oracle.problem.upper_bounds is None else reach_of(estimate, heading.search, memory)
+        reach = inf if oracle.problem.upper_bounds is None else _reach(estimate, heading.search, memory)
         heading = bent(oracle, heading, reach, x)
         # with noise a search says little about one step and much about many: it is made once in so many iterations
         due = memory.step is None or k % self.search_every == 0
@@ -154,7 +154,7 @@ def bent(oracle: Oracle, heading: Heading, reach: float, x: Tensor) -> Heading:
     return replace(heading, search=search, move=move)
 
 
-def reach_of(estimate: Hypergradient, search: Tensor, memory: Memory) -> float:
+def _reach(estimate: Hypergradient, search: Tensor, memory: Memory) -> float:
     """How far a ray inside bounds is laid out: a little beyond the last step, at first the Polyak step."""
     if memory.step:
         return REACH * memory.step
