@@ -45,6 +45,11 @@ class Best:
         return found
 
     @property
+    def doubtful(self) -> bool:
+        """Whether the last loss was above that at the point."""
+        return bool(len(self.recent)) and float(self.recent[-1]) > 0.0
+
+    @property
     def risen(self) -> bool:
         """Whether the loss had fallen, and has clearly risen since."""
         mean = float(self.recent.mean()) if len(self.recent) == WINDOW else 0.0
