@@ -61,7 +61,8 @@ def test_steps_follow_the_slope_of_f_by_a_tenth_an_iteration():
     swings = [Effect((-1) ** i, 1.0, 5) for i in range(100)]
     assert 0.8 < after(*swings) < 1.2
     assert after(*swings, Effect(1e9, 1.0, 5)) > 0.9 * after(*swings)  # one batch
-    assert after(*[Effect(1.0, math.nan, 5)] * 1000) == module.LEAST
+    assert after(*[Effect(1.0, math.nan, 5)] * 1000) == module.SHORTEST
+    assert after(*[Effect(1.0, 9.0, 5)] * 1000) == module.LEAST
 
 
 def test_steps_are_shorter_where_gradients_grow_on_their_way_back_whatever_f_says():
@@ -111,6 +112,51 @@ def test_f_that_has_risen_leads_x_back_where_y_begins_anew(bound):
     assert solver._upper_state["pace"]["limit"] < limit
     solver.load_state_dict(solver.state_dict())
     assert solver.step(0, 0).upper_status is Status.OK
+
+
+@pytest.mark.parametrize(("sign", "own"), [(1.0, Begun), (-1.0, Loop)])
+def test_an_opponent_below_is_not_weakened_for_the_sake_of_f(sign, own):
+    """In a minimax problem any step raises f, and shorter ones would lower it for ever."""
+    x, y = torch.full((2,), 0.5, **DOUBLE, requires_grad=True), torch.zeros(2, **DOUBLE, requires_grad=True)
+
+    def f(batch):
+        return ((y - x) ** 2).sum() - 2.0 * (y**2).sum() + (x**2).sum()
+
+    start = {"lower_start": lambda: [torch.full((2,), 0.1, **DOUBLE)]}
+    problem = bisls.Bilevel(f, lambda batch: sign * f(batch), [x], [y], **start)
+    solver = bisls.BiSLS(problem, lower_iters=3)
+    solver.step(0, 0)
+    assert type(solver.lower) is own
+    again = bisls.BiSLS(problem, lower_iters=3)
+    again.load_state_dict(solver.state_dict())
+    assert type(again.lower) is own
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_growth_counts_where_it_goes_into_the_hypergradient(fixed):
+    x, y = torch.ones(1, **DOUBLE, requires_grad=True), torch.zeros(1, **DOUBLE, requires_grad=True)
+    start = (lambda: [torch.ones(1, **DOUBLE)]) if fixed else lambda: [1.0 * x]
+    problem = bisls.Bilevel(
+        lambda batch: ((y - 3) ** 2).sum(), lambda batch: ((y - x) ** 2).sum(), [x], [y], lower_start=start
+    )
+    solver = bisls.BiSLS(problem, lower_iters=2)
+    solver.step(0, 0)
+    assert math.isnan(effect_of(solver).growth) == fixed
+
+
+def effect_of(solver):
+    """What the next iteration sees."""
+    found = []
+    part = solver.lower
+
+    class Seen(type(part)):
+        def taught(self, state, effect):
+            found.append(effect)
+            return super().taught(state, effect)
+
+    solver.lower = Seen(**vars(part))
+    solver.step(0, 0)
+    return found[0]
 
 
 def test_f_at_the_best_x_is_asked_for_now_and_then_while_f_falls():

@@ -160,7 +160,9 @@ class BiSLS(Solver):
             own_steps = Begun(Held(beta)) if again else Trained(1.0 if beta is None else beta)
         train = own_steps if free else loop
         if trained or again:
-            self._offer(View(train, self.hypergrad if trained else Lookahead(), paced))
+            through = self.hypergrad if trained else Lookahead()
+            others = (View(loop, through, paced),) if again and free else ()  # for a y that works against f
+            self._offer(View(train, through, paced), *others)
         elif free or isinstance(self.lower, UserOptimizer):  # what is known can be looked through
             network, shared = Lookahead(NEAR, floor=FLOOR), Lookahead(FEW)
             implicit = View(self.lower, self.hypergrad, self.upper)

@@ -89,10 +89,11 @@ class Paced:
                 return scene.stay(walk.lost(), kept, Status.RESTARTED, checks)
             walk = walk.pardoned(began)
         if lower.restarts or scene.anew:
-            best = kept.best or Best(x, lowered.y if lowered.beginning.y is None else lowered.beginning.y)
+            start = lowered.beginning.y
+            best = kept.best or Best(x, lowered.y if start is None else start, step=lowered.step)
             if not scene.anew or best.doubtful or k % SELDOM == 0:
-                known = scene.value(scene.walked(best.x)) if scene.anew else scene.there(best.x, best.y)
-                best = best.seen(estimate.value, known, x, lowered.y)
+                known = scene.again(best) if scene.anew else scene.there(best.x, best.y)
+                best = best.seen(estimate.value, known, x, lowered.y, lowered.step)
             if best.risen:
                 # it is y that has learnt too much: what x has learnt since stays, where f is no higher with it
                 stays = not scene.anew and scene.there(x, best.y) <= scene.there(best.x, best.y)
@@ -250,6 +251,15 @@ class _Scene:
         if y is None or not problem.y.holds(y):
             return inf
         return self.there(x, y)
+
+    def again(self, best: Best) -> float:
+        """f at the best x where y begins anew: the lower steps are as long as they were there, for x is made for these."""
+        lowered, size = self.lowered, self.lowered.step
+        if best.step > 0.0 and size > 0.0 and best.step != size:
+            longer = best.step / size
+            trace = tuple(replace(taken, size=longer * taken.size) for taken in lowered.trace)
+            lowered = replace(lowered, trace=trace)
+        return replace(self, lowered=lowered).value(self.walked(best.x))
 
     def there(self, x: Tensor, y: Tensor) -> float:
         """f at another point, on the batch and the random numbers of the hypergradient."""

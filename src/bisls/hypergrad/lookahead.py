@@ -150,6 +150,8 @@ def through(
             start = oracle.start(began.batch, graph=True)
             # an average and an iterate begin at y as well
             left = owed.whole()
-            growth = norm(left) / ended if ended > 0.0 else nan
-            flat += start.pulled(left)
+            through_start = start.pulled(left)
+            if ended > 0.0 and bool(through_start.any()):  # of a start without x nothing goes into the hypergradient
+                growth = norm(left) / ended
+            flat += through_start
     return flat, Effect(slope if sloped else nan, growth, len(trace))

@@ -51,7 +51,8 @@ class Effect:
 
     Attributes:
         slope: The derivative of f by the logarithm of the steps' size; NaN where nobody knows it.
-        growth: How many times as long the gradient of f by y is where the steps began as where they ended, or NaN.
+        growth: How many times as long the gradient of f by y is where the steps began as where they ended; NaN where that is
+            not known, or does not go through the start into x.
         steps: How many steps that is seen through.
     """
 

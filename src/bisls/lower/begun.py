@@ -25,7 +25,7 @@ RATE = 0.1  # by so much of its logarithm a step changes in an iteration, at mos
 EASE = 0.3  # where gradients grow on their way back: by so much of the logarithm of what is too much
 SHORT, LONG = 0.9, 0.95  # how much of the slopes before is kept: of their mean, of their size
 OUTLIER = 3.0  # a slope counts for at most so many times their size
-LEAST = 1e-3  # no step is shorter than so much of the first one
+SHORTEST, LEAST = 0.1, 1e-3  # of the first step, no shorter for f's sake, and in any case
 NOTHING = {"n": 0, "mean": 0.0, "size": 0.0}  # what is known of slopes before the first
 
 
@@ -104,11 +104,12 @@ class Begun(Loop):
         mean = SHORT * own["mean"] + (1 - SHORT) * slope
         size = LONG * own["size"] + (1 - LONG) * abs(slope)
         shorter = RATE * mean / (1 - SHORT**n) * (1 - LONG**n) / size if size > 0.0 else 0.0
-        allowed = 1.0 + 1.0 / sqrt(effect.steps)
+        allowed, least = 1.0 + 1.0 / sqrt(effect.steps), SHORTEST
         if effect.growth > allowed:
+            least = LEAST
             most = max(RATE, 1.0 / n)
             shorter = max(shorter, min(EASE * log(effect.growth / allowed), most) if isfinite(effect.growth) else most)
-        step = max(memory.step * exp(-shorter), LEAST * memory.notes.get("first", 0.0))
+        step = max(memory.step * exp(-shorter), least * memory.notes.get("first", 0.0))
         learnt = {"n": n, "mean": mean, "size": size}
         return {**state, "memory": replace(memory, step=step).packed(), "slopes": learnt}
 
