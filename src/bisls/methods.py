@@ -18,7 +18,7 @@ from bisls.hypergrad.lookahead import Lookahead
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
 from bisls.linear.direct import Direct
-from bisls.lower import Loop, Solved, Trained, UserOptimizer
+from bisls.lower import CoordinateDescent, Loop, Solved, Trained, UserOptimizer
 from bisls.paced import Paced
 from bisls.parts import Default, instead, part
 from bisls.problem import Bilevel
@@ -118,6 +118,9 @@ class BiSLS(Solver):
         lower_direction: Direction | None = None,
         lower_optimizer: Optimizer | None = None,
     ):
+        kinks = getattr(problem, "lower_l1", None) is not None
+        if kinks and all(given is None for given in (lower_step, lower_direction, lower_optimizer)):
+            lower_optimizer = CoordinateDescent()
         own = lower_step is None and lower_optimizer is None
         _one_of_two("BiSLS", alpha, beta, upper_step, lower_step, lower_optimizer)
         if lower_optimizer is not None and polish is POLISH:  # not asked for
@@ -130,7 +133,8 @@ class BiSLS(Solver):
         again = isinstance(response, Rerun)
         estimate = Lookahead(NEAR, floor=FLOOR) if again else Implicit(linear, spread=4.0)
         hypergrad = estimate if again and hypergrad is None else hypergrad
-        follow = Rerun() if getattr(hypergrad, "following", None) is not None else Tangent()
+        looked = getattr(hypergrad, "following", None) is not None
+        follow = Rerun() if looked or kinks else Tangent()  # the way to another sign is no tangent
         super().__init__(
             problem,
             direction=Denoised(b2=0.999) if direction is None else direction,
@@ -154,6 +158,9 @@ class BiSLS(Solver):
         with standing_for("BiSLS", start="alpha"):
             paced = Paced(alpha)
         loop = replace(self.lower, polish=None) if isinstance(self.lower, Loop) else self.lower
+        if kinks:
+            self._offer(View(self.lower, self.hypergrad, Smooth(self.upper, POLISH)))
+            return
         free = own and lower_direction is None and lower_tol is None and not lower_average
         with standing_for("BiSLS", start="beta"):
             train = Trained(1.0 if beta is None else beta) if free else loop

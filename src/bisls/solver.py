@@ -16,7 +16,7 @@ from bisls.agreement import agree, agree_on_parameters
 from bisls.arrays import naming_arrays
 from bisls.batches import Sample
 from bisls.directions.base import Direction
-from bisls.hypergrad.base import Hypergradient, HypergradientMethod
+from bisls.hypergrad.base import Hypergradient, HypergradientMethod, must_solve_kinks
 from bisls.linear.base import LinearSolver
 from bisls.lower import Ended, begin, told
 from bisls.operators import Learnt
@@ -126,6 +126,7 @@ class Solver:
             part(call, "upper_step", upper_step),
             search_every,
         )
+        must_solve_kinks(call, "hypergrad", self.hypergrad, problem)
         check_together(call, self.upper.response, self.upper.rule)
         average = None if lower_average is False else lower_average
         own = {"step": lower_step, "direction": lower_direction, "tol": lower_tol, "average": average}

@@ -6,6 +6,7 @@ from bisls.lower.base import Lowered as Lowered
 from bisls.lower.base import LowerPart as LowerPart
 from bisls.lower.base import TraceStep as TraceStep
 from bisls.lower.base import told as told
+from bisls.lower.coordinate import CoordinateDescent as CoordinateDescent
 from bisls.lower.first import begin as begin
 from bisls.lower.loop import Loop as Loop
 from bisls.lower.newton import Newton as Newton
