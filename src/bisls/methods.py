@@ -18,7 +18,7 @@ from bisls.hypergrad.lookahead import Lookahead
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
 from bisls.linear.direct import Direct
-from bisls.lower import CoordinateDescent, Loop, Solved, Trained, UserOptimizer
+from bisls.lower import CoordinateDescent, Loop, LowerPart, Solved, Trained, UserOptimizer
 from bisls.paced import Paced
 from bisls.parts import Default, instead, part
 from bisls.problem import Bilevel
@@ -116,7 +116,7 @@ class BiSLS(Solver):
         beta: float | None = None,
         patience: int = 20,
         lower_direction: Direction | None = None,
-        lower_optimizer: Optimizer | None = None,
+        lower_optimizer: Optimizer | LowerPart | None = None,
     ):
         kinks = getattr(problem, "lower_l1", None) is not None
         if kinks and all(given is None for given in (lower_step, lower_direction, lower_optimizer)):
@@ -158,7 +158,7 @@ class BiSLS(Solver):
         with standing_for("BiSLS", start="alpha"):
             paced = Paced(alpha)
         loop = replace(self.lower, polish=None) if isinstance(self.lower, Loop) else self.lower
-        if kinks:
+        if kinks and isinstance(self.upper, Upper):
             self._offer(View(self.lower, self.hypergrad, Smooth(self.upper, POLISH)))
             return
         free = own and lower_direction is None and lower_tol is None and not lower_average
@@ -197,7 +197,7 @@ class BiSLS(Solver):
         upper_step: StepRule | None = None,
         lower_step: StepRule | None = None,
         lower_direction: Direction | None = None,
-        lower_optimizer: Optimizer | None = None,
+        lower_optimizer: Optimizer | LowerPart | None = None,
     ) -> Solver:
         """The paper's Algorithm 1: BiSLS-Adam, or BiSLS-SGD with ``direction=Steepest()``.
 
@@ -311,7 +311,7 @@ class BiSPS(Solver):
         lower_iters: int | None = None,
         lower_tol: float | None = None,
         lower_direction: Direction | None = None,
-        lower_optimizer: Optimizer | None = None,
+        lower_optimizer: Optimizer | LowerPart | None = None,
     ):
         samples = settled("BiSPS", "samples", samples, whole_number(1, "must be 1 or 2", most=2))
         own = lower_step is None and lower_optimizer is None
@@ -364,7 +364,7 @@ class Alternating(Solver):
         lower_iters: int | None = None,
         lower_tol: float | None = None,
         lower_direction: Direction | None = None,
-        lower_optimizer: Optimizer | None = None,
+        lower_optimizer: Optimizer | LowerPart | None = None,
     ):
         super().__init__(
             problem,

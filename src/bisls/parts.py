@@ -47,16 +47,16 @@ def lower_part(call: str, problem: Bilevel, optimizer: Any, polish: Any, own: Ma
         made: LowerPart = part_of_ones_own or UserOptimizer(optimizer, problem.y, call)
         if made.solves_kinks and problem.lower_l1 is None and type(made) is CoordinateDescent:
             raise ValueError(
-                f"`{call}(lower_optimizer={optimizer!r})`: it is for lower problems with an L1 term, and this one has none; declare "
-                "it by Bilevel(lower_l1=...), or leave lower_optimizer out"
+                f"`{call}(lower_optimizer={optimizer!r})`: it is for lower problems with an L1 term, and this one has none; "
+                "declare it by Bilevel(lower_l1=...), or leave lower_optimizer out"
             )
         if problem.lower_l1 is None or made.solves_kinks:
             return made
     if problem.lower_l1 is not None:
         raise ValueError(
-            f"`{call}(problem=...)`: the lower loss has an L1 term (lower_l1), and steps along gradients do not end at its zeros; "
-            "pass lower_optimizer=CoordinateDescent(), and nothing else that says how lower steps are taken (BiSLS takes it by "
-            "itself)"
+            f"`{call}(problem=...)`: the lower loss has an L1 term (lower_l1), and steps along gradients do not end at its "
+            "zeros; pass lower_optimizer=CoordinateDescent(), and nothing else that says how lower steps are taken "
+            "(BiSLS takes it by itself)"
         )
     small = optional(number("[0, inf)", "must be at least 0, or None"))
     average = settled(call, "lower_average", False if own["average"] is None else own["average"], FLAG)

@@ -34,9 +34,10 @@ class Bilevel:
         upper_bounds: Where x may go: `Box(low, high)`, or an object with ``project(flat, vector)``. Searches stay inside.
         lower_bounds: The same for y. Coordinates that sit on a bound of a `Box` do not respond to x, and the hypergradient
             treats them so.
-        lower_l1: Adds ``sum_j p_j |y_j|`` to the lower loss: a function of nothing that returns the weights p, at least 0, computed
-            from x: one tensor (or number) that goes with each lower parameter, or a list with one for each of them. `BiSLS` solves
-            such problems by `CoordinateDescent`; coordinates that are zero do not respond to x. Not with ``lower_bounds``.
+        lower_l1: Adds ``sum_j p_j |y_j|`` to the lower loss: a function of nothing that returns the weights p, at least 0,
+            computed from x: a tensor (or number) that goes with every lower parameter, or a list with one for each of them.
+            `BiSLS` solves such problems by `CoordinateDescent`; coordinates that are zero do not respond to x. Not with
+            ``lower_bounds``.
         lower_start: Where y begins in every iteration: a function that returns tensors like the lower parameters, computed from
             the upper ones (meta-learning: y begins at x) or not (a fresh y for each batch). It takes nothing, or the lower batch.
             Gradients flow through it where the hypergradient looks through the steps (`Lookahead`). Upper and lower batch
@@ -135,11 +136,10 @@ class Bilevel:
             ValueError: They do not go with the lower parameters.
         """
         with torch.no_grad():
-            pairs = zip(self._l1_weights(), self.y.tensors, strict=True)
-            return self.y.join([weight.expand_as(y) for weight, y in pairs]).clone()
+            return self.y.join(self._l1_weights()).clone()
 
     def _l1_weights(self) -> list[Tensor]:
-        """One for each lower parameter, that goes with its shape."""
+        """One for each lower parameter, of its shape."""
         assert self.lower_l1 is not None
         found, own, call = self.lower_l1(), self.y.tensors, "`Bilevel(lower_l1=...)`"
         several = isinstance(found, list | tuple)
@@ -149,15 +149,12 @@ class Bilevel:
         for weight, y in zip(found if several else [found] * len(own), own, strict=True):
             weight = torch.as_tensor(weight, dtype=y.dtype, device=y.device)
             try:
-                fits = torch.broadcast_shapes(weight.shape, y.shape) == y.shape
+                made.append(weight.expand_as(y))
             except RuntimeError:
-                fits = False
-            if not fits:
                 raise ValueError(
                     f"{call} returned weights of shape {tuple(weight.shape)}, which do not go with a lower parameter of shape "
                     f"{tuple(y.shape)}"
-                )
-            made.append(weight)
+                ) from None
         return made
 
     def start(self, batch: Any) -> tuple[Tensor, ...]:

@@ -18,7 +18,7 @@ from bisls.batches import Sample
 from bisls.directions.base import Direction
 from bisls.hypergrad.base import Hypergradient, HypergradientMethod, must_solve_kinks
 from bisls.linear.base import LinearSolver
-from bisls.lower import Ended, begin, told
+from bisls.lower import Ended, LowerPart, begin, told
 from bisls.operators import Learnt
 from bisls.oracle import Oracle
 from bisls.paced import Paced
@@ -109,7 +109,7 @@ class Solver:
         polish: LinearSolver | None = None,
         patience: int = 20,
         lower_direction: Direction | None = None,
-        lower_optimizer: torch.optim.Optimizer | None = None,
+        lower_optimizer: torch.optim.Optimizer | LowerPart | None = None,
     ):
         call = type(self).__name__
         must_be_problem(call, problem)

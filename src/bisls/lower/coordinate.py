@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from bisls.derivatives import Following
 from bisls.lower.base import SEEN, Lowered, LowerPart, State
 from bisls.operators import block_rows
 from bisls.oracle import LowerPoint, Oracle
-from bisls.signs import Array, by_coordinates, by_signs
+from bisls.signs import Array, Solve, by_coordinates, by_signs
 from bisls.states import Fields, Maybe, Numbers
 from bisls.status import Status
 from bisls.still import Moment
@@ -36,8 +35,8 @@ class CoordinateDescent(LowerPart):
 
     In each turn the smooth part of g is replaced by its quadratic model, of the coordinates that are not zero or have a gradient
     larger than their weight; coordinate descent finds most of the signs of its minimum, systems of equations the rest. For
-    a quadratic g one model does for good; for others it is proximal Newton, searched on g. The second derivatives of one iteration
-    serve in the next for as long as they predict how gradients change.
+    a quadratic g one model does for good; for others it is proximal Newton, searched on g. The second derivatives of one
+    iteration serve in the next for as long as they predict how gradients change.
 
     At the solution coordinates that are zero do not respond to x, so that `Implicit` solves with the others alone, and its
     hypergradient is exact wherever signs do not change. There are no steps to look through: not for `Lookahead` or `Unrolled`.
@@ -100,13 +99,18 @@ class CoordinateDescent(LowerPart):
         return self._solve(oracle, batches.newest, y, weights, state, replay)
 
     def rerun(self, oracle: Oracle, batches: Minibatches, lowered: Lowered) -> Tensor | None:
-        """Where the problem is solved at the present x, from where it was solved last: the end does not depend on the way."""
+        """Where the problem is solved at the present x, from where it was solved last: the end does not depend on the way.
+
+        None also where nothing with a weight is left, and something is now: x would have no influence from there on, and F is
+        as low just before.
+        """
         weights = oracle.problem.l1_weights()
         if not bool((weights >= 0).all()):
             return None
         with oracle.problem.probing(lowered.beginning.moment):
             again = self._solve(oracle, batches.newest, lowered.y, weights, lowered.state, None)
-        return None if again.status in (Status.NON_FINITE, Status.NEGATIVE_CURVATURE) else again.y
+        dead = bool((lowered.y[weights > 0] != 0).any()) and not bool((again.y[weights > 0] != 0).any())
+        return None if dead or again.status in (Status.NON_FINITE, Status.NEGATIVE_CURVATURE) else again.y
 
     def keeps(self, y: Vector | None) -> Fields:
         """The second derivatives, where they are all there."""
@@ -123,8 +127,8 @@ class CoordinateDescent(LowerPart):
             first = here = Place.at(oracle, batch, y, weights, replay)
         if first.point.moment.passed:
             raise ValueError(
-                "`CoordinateDescent()`: lower_loss draws random numbers (dropout, noise), and what is solved for must be the same "
-                "whenever it is looked at; leave them out of it"
+                "`CoordinateDescent()`: lower_loss draws random numbers (dropout, noise), and what is solved for must be the "
+                "same whenever it is looked at; leave them out of it"
             )
         goal = max(self.tol, SEEN / 10 * here.point.eps) * max(_largest(here.smooth), _largest(weights))
         best, stalled, steps, checks, status = here, 0, 0, 0, Status.OK
@@ -165,13 +169,14 @@ class CoordinateDescent(LowerPart):
     ) -> tuple[Place, int] | None:
         """To the minimum of the model, or not quite; how often g was looked at. None: there is no minimum."""
         at = here.open
-        fresh = model.fresh
+        stale = model.known
         gram = model.block(here.y, at)
         old, weights = here.y[at].double().cpu().numpy(), here.weights[at].double().cpu().numpy()
         wanted = _minimised(gram, gram @ old - here.smooth[at].double().cpu().numpy(), weights, old)
         if wanted is None:
-            if fresh or not model.forget():
+            if not stale:
                 return None
+            model.forget()
             return self._turn(oracle, batch, here, model, replay)
         target = here.y.clone()
         target[at] = torch.from_numpy(wanted).to(target)
@@ -234,25 +239,28 @@ class Model:
     replay: Moment | None
     whole: Tensor | None
     rows: dict[int, Tensor] = field(default_factory=dict)
-    fresh: bool = False  # whether they are of this point
+
+    @property
+    def known(self) -> bool:
+        """Whether there are any, of a point before."""
+        return self.whole is not None or bool(self.rows)
 
     def block(self, y: Tensor, at: Tensor) -> Array:
         """Those of some coordinates; computed at y where they are not known."""
         if len(at) > MOST:
             raise ValueError(
-                f"`CoordinateDescent()`: {len(at):,} coordinates are not zero, and second derivatives of at most {MOST:,} are kept; "
-                "begin with larger weights, or write y = u - v with u, v in a Box(low=0.0), the L1 term as u + v"
+                f"`CoordinateDescent()`: {len(at):,} coordinates are not zero, and second derivatives of at most {MOST:,} are "
+                "kept; begin with larger weights, or write y = u - v with u, v in a Box(low=0.0), the L1 term as u + v"
             )
         if block_rows(len(y)) == len(y):
             if self.whole is None:
                 found = self._graph(y).unheld.hessian.matrix()
                 assert found is not None
-                self.whole, self.fresh = (found + found.T) / 2, True
+                self.whole = (found + found.T) / 2
             own = self.whole[at[:, None], at]
         else:
             missing = [j for j in at.tolist() if j not in self.rows]
             if missing:
-                self.fresh = not self.rows
                 hessian = self._graph(y).unheld.hessian
                 for j in missing:
                     unit = torch.zeros_like(y)
@@ -260,13 +268,11 @@ class Model:
                     self.rows[j] = hessian(unit)
             own = torch.stack([self.rows[j] for j in at.tolist()])[:, at] if len(at) else y.new_zeros(0, 0)
             own = (own + own.T) / 2
-        return own.double().cpu().numpy()
+        return np.asarray(own.double().cpu().numpy(), dtype=np.float64)
 
-    def forget(self) -> bool:
-        """What is known is not believed any more; whether there was anything."""
-        known = self.whole is not None or bool(self.rows)
-        self.whole, self.rows, self.fresh = None, {}, False
-        return known
+    def forget(self) -> None:
+        """What is known is not believed any more."""
+        self.whole, self.rows = None, {}
 
     def _graph(self, y: Tensor) -> Any:
         self.oracle.problem.y.write_(y)
@@ -297,9 +303,13 @@ def _minimised(gram: Array, right: Array, l1: Array, start: Array) -> Array | No
     return w if np.all(np.isfinite(w)) else None
 
 
-def _factorised(gram: Array, l2: Array, active: Any) -> Callable[[Array], Array]:
+def _factorised(gram: Array, l2: Array, active: Any) -> Solve:
     block = gram[np.ix_(active, active)]
     pivots = np.linalg.cholesky(block).diagonal()
     if not pivots.min() ** 2 > 1e-13 * pivots.max() ** 2:
         raise np.linalg.LinAlgError("singular but for rounding")
-    return lambda v: np.linalg.solve(block, v)
+
+    def solve(v: Array) -> Array:
+        return np.asarray(np.linalg.solve(block, v), dtype=np.float64)
+
+    return solve

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from scipy.linalg import LinAlgError
 from scipy.linalg.lapack import dpotrf, dpotrs
-from scipy.special import softmax
 
 from bisls.sklearn.cells import Sets
 from bisls.sklearn.kernels import ROUGH, Derived, OneByOne, State
@@ -38,7 +37,11 @@ class Lower:
 
     def __init__(self, rows: Rows, penalties: Array, w: Array):
         self.rows, self.penalties = rows, penalties
-        self.P = softmax(rows.X @ w, axis=1)
+        P = rows.X @ w
+        P -= P.max(1, keepdims=True)
+        np.exp(P, out=P)
+        P /= P.sum(1, keepdims=True)
+        self.P = P
         self.weighted = rows.s[:, None] * self.P
 
     def centred(self, eta: Array) -> Array:
@@ -92,8 +95,6 @@ class Lower:
     def solve(self, right: Array, blocks: Any, goals: Array) -> tuple[Array, int]:
         """Solutions for right sides, shaped (columns, classes, sides), each as exactly as its goal; and how long that took."""
 
-        free = self.penalties == 0
-
         def back(vectors: Array) -> Array:
             own = vectors.transpose(1, 0, 2)
             if isinstance(blocks, list):
@@ -104,11 +105,11 @@ class Lower:
             else:
                 flat = vectors.reshape(len(blocks), -1)
                 found = np.ascontiguousarray(dpotrs(blocks, flat, lower=1)[0]).reshape(vectors.shape)
-            found[free] -= found[free].mean(1, keepdims=True)  # what no penalty decides, and the loss does not see
+            found -= found.mean(1, keepdims=True)
             return found
 
-        z, r = np.zeros_like(right), right.copy()
-        r[free] -= r[free].mean(1, keepdims=True)
+        # a mean over the classes the loss does not see, and there is none in any solution: without it blocks are much nearer to H
+        z, r = np.zeros_like(right), right - right.mean(1, keepdims=True)
         d = m = back(r)
         rho = (r * m).sum((0, 1))
         goal, sides = goals**2 * rho, np.arange(len(rho))
@@ -141,7 +142,6 @@ class ByClasses(OneByOne):
         self.train, self.held = ([sets.rows.at(at) for at in parts] for parts in (sets.train, sets.held))
         self.member = np.zeros((len(grouping.index), grouping.count))
         self.member[np.arange(len(grouping.index)), grouping.index] = 1.0
-        self.free = grouping.factors == 0
 
     def fitted(self, theta: Array) -> Solved:
         """The coefficients on all rows, from those of a fold."""
@@ -171,6 +171,7 @@ class ByClasses(OneByOne):
 
     def _newton(self, rows: Rows, penalties: Array, w: Array, blocks: Any, close: float) -> tuple[Array, Any, bool]:
         """Newton's method with step halving, its systems solved the more exactly the nearer the end is."""
+        w = w - w.mean(1, keepdims=True)  # which the loss does not see, and penalties hold at 0
         weight, last, (value, slope) = rows.weight, np.inf, self._value(rows, penalties, w)
         tol = INEXACT if close > FLAT**1.2 else EXACT  # a decrement that is not exact is too small
         for _ in range(NEWTON):
@@ -197,7 +198,6 @@ class ByClasses(OneByOne):
             if decrement <= close * weight or not moved or (decrement <= FLAT * weight and slow and tol <= EXACT):
                 break
             last, tol = decrement, max(min(tol, (decrement / weight) ** 0.5) * (0.1 if slow else 1.0), EXACT)
-        w = w - self.free[:, None] * w.mean(1, keepdims=True)
         return w, blocks, abs(decrement) <= max(close, FLAT) * weight
 
     def _derived(self, theta: Array, problem: int, train: int, held: int, close: float, to: Array) -> Derived:
