@@ -161,13 +161,12 @@ class Problems:
         cells: Any = None,
     ) -> list[Tuned]:
         """Down from a start, a row a problem, with ``theta = to x``; derivatives of the losses are along ``own``."""
-        looked: list[list[Place]] = [[one] for one in places] if first is not None else [[] for _ in start]
+        looked: list[Any] = [] if first is None else [None]
 
         def evaluate(x: Array, which: Index) -> Evaluated:
             theta = x @ to.T
             raw = (cells or self.cells).evaluate(theta, which, self.close, own)
-            for b, *place in zip(which, theta, *raw, strict=True):
-                looked[b].append(Place(*place))
+            looked.append((which, theta, *raw))
             self.seen.append({"spread": spread, "cv_loss": float(raw[0][0])})
             return upper(raw, which, x)
 
@@ -182,10 +181,13 @@ class Problems:
             first=first,
             ahead=isinstance(self.loss, Squared),
         )
-        found = []
-        for x, at, known in zip(ended.x, ended.at, looked, strict=True):
-            last = min(known, key=lambda place: float(np.abs(place.theta - to @ at).max()))  # not one that was refused
-            step = own.T @ (to @ (x - at)) / (own**2).sum(0)  # the last one was not looked at
+        found, unseen = [], (ended.x - ended.at) @ to.T @ own / (own**2).sum(0)  # the last step was not looked at
+        for b, (x, step, look) in enumerate(zip(ended.x, unseen, ended.looks, strict=True)):
+            if looked[look] is None:
+                last = places[b]
+            else:
+                which, *parts = looked[look]
+                last = Place(*(part[np.searchsorted(which, b)] for part in parts))
             value = float(last.value + (0.0 if rough else last.gradient @ step + 0.5 * step @ last.hessian @ step))
             place = last if own.shape[1] == len(last.theta) else None
             found.append(Tuned(to @ x, spread, value, ended.steps, ended.converged, tuple(self.seen), place))
