@@ -8,7 +8,7 @@ from sklearn.model_selection import KFold, LeaveOneOut, RepeatedKFold, ShuffleSp
 
 from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedLassoCV, classes
 from bisls.sklearn.cells import Products, Ridges, Sets
-from bisls.sklearn.classes import ByClasses
+from bisls.sklearn.classes import ByClasses, Lower
 from bisls.sklearn.descent import descend
 from bisls.sklearn.dual import Parts, RowRidges
 from bisls.sklearn.kernels import ByColumns, ByRows
@@ -301,3 +301,19 @@ def test_hostile_numbers_are_taken_or_said():
     assert np.isfinite(some.cv_loss_)
     with pytest.raises(ValueError, match=r"products of 5,001 columns.*GroupRidgeCV takes more columns"):
         WeightedLassoCV(np.arange(5000) % 5).fit(rng.normal(size=(60, 5000)), y)
+
+
+def test_several_classes_are_solved_for_without_what_the_loss_does_not_see():
+    """Products, and solutions, have no mean over the classes; few turns of conjugate gradients do, whatever the penalties."""
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.normal(size=(150, 110)), np.ones(150)])
+    rows = Rows(X, rng.integers(0, 4, 150).astype(float), rng.uniform(0.5, 2.0, 150))
+    penalties = np.append(np.exp(rng.uniform(-4, 4, 110)), 0.0)
+    w, right = (one - one.mean(1, keepdims=True) for one in rng.normal(size=(2, 111, 4)))
+    here = Lower(rows, penalties, 0.1 * w)
+    blocks = here.blocks()
+    assert isinstance(blocks, list)  # too many for one block
+    found, turns = here.solve(right[:, :, None], blocks, np.array([1e-9]))
+    np.testing.assert_allclose(here.times(found)[:, :, 0], right, atol=1e-6)
+    np.testing.assert_allclose(found.mean(1), 0.0, atol=1e-12)
+    assert turns < 60

@@ -32,7 +32,7 @@ from bisls.sklearn.tuning import (
     Tuned,
 )
 
-MANY = 32  # groups up to which Hessians are formed
+MANY, FEWER = 64, 32  # groups up to which Hessians are formed, of classes: by the columns, and by the rows
 RIDGE = 100  # the same for the squared error, where they cost less
 KERNELS = 5 * 10**6  # numbers in the kernels of all groups, at most, which classes need
 FREE = 10  # columns of no penalty, at most, beside kernels
@@ -298,8 +298,9 @@ class Newton:
     def suits(self) -> bool:
         """Whether it is for this table: some groups, and kernels, if they are needed, of some size."""
         squared = type(self.loss) is Squared
-        most = RIDGE if squared else MANY
-        if type(self.loss) not in (Squared, Logistic, Multinomial) or self.grouping.count > most:
+        if type(self.loss) not in (Squared, Logistic, Multinomial) or self.grouping.count > max(RIDGE, MANY):
+            return False
+        if self.grouping.count > (RIDGE if squared else FEWER if self._by_rows else MANY):
             return False
         few = squared or self.grouping.count * len(self.rows.y) ** 2 <= KERNELS
         return (few and int((self.grouping.factors == 0).sum()) <= FREE) or not self._by_rows
