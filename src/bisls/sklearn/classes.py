@@ -8,6 +8,7 @@ third ``sum_k P_k a~_k b~_k c~_k``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,47 @@ SMALL = 100  # columns up to which blocks are inverted
 TURNS = 400  # of conjugate gradients at most
 LONG, LONG_WHOLE = 20, 3  # of them, from which on the next solution begins with blocks of its own
 INEXACT, EXACT = 0.1, 1e-6  # how exactly the first Newton systems are solved, and the last where it must be
+
+
+@dataclass(frozen=True)
+class ByKernel:
+    """What solves with the blocks by the rows: ``(X'R^2 X + D)^-1 = D^-1 - D^-1 X'R (I + R X D^-1 X'R)^-1 R X D^-1``.
+
+    Attributes:
+        X: The columns.
+        Xd: The same by D^-1.
+        d: D, of all blocks.
+        roots: R of each class, a column each.
+        inner: The inverses of the matrices of rows.
+    """
+
+    X: Array
+    Xd: Array
+    d: Array
+    roots: Array
+    inner: Array
+
+    @staticmethod
+    def of(lower: Lower) -> ByKernel:
+        """Of a lower problem."""
+        rows, P = lower.rows, lower.P
+        d = lower.penalties + LITTLE * rows.weight
+        roots = np.sqrt(rows.s[:, None] * P * (1.0 - P))
+        each = np.ascontiguousarray(roots.T)
+        Xd = rows.X / d
+        kernels = each[:, :, None] * (Xd @ rows.X.T) * each[:, None]
+        kernels[:, np.arange(len(roots)), np.arange(len(roots))] += 1.0
+        return ByKernel(rows.X, Xd, d, roots, np.linalg.inv(kernels))
+
+    def back(self, vectors: Array) -> Array:
+        """The solutions for vectors, shaped (columns, classes, vectors)."""
+        p, C, k = vectors.shape
+        scaled = vectors / self.d[:, None, None]
+        seen = (self.X @ scaled.reshape(p, C * k)).reshape(-1, C, k)
+        seen *= self.roots[:, :, None]
+        inner = (self.inner @ seen.transpose(1, 0, 2)).transpose(1, 0, 2) * self.roots[:, :, None]
+        scaled -= (self.Xd.T @ inner.reshape(-1, C * k)).reshape(p, C, k)
+        return scaled
 
 
 class Lower:
@@ -61,10 +103,12 @@ class Lower:
     def blocks(self) -> Any:
         """The blocks of the Hessian, one a class: their inverses where columns are few, otherwise Cholesky factors.
 
-        Where coefficients are few it is one block of all of them.
+        Where coefficients are few it is one block of all of them; where rows are fewer than columns inverses are by the rows.
         """
         if self.P.shape[1] * len(self.penalties) <= WHOLE:
             return self._whole()
+        if len(self.penalties) > max(SMALL, len(self.rows.y)):
+            return ByKernel.of(self)
         found = []
         for P in self.P.T:
             scaled = self.rows.X * np.sqrt(self.rows.s * P * (1.0 - P))[:, None]
@@ -97,7 +141,9 @@ class Lower:
 
         def back(vectors: Array) -> Array:
             own = vectors.transpose(1, 0, 2)
-            if isinstance(blocks, list):
+            if isinstance(blocks, ByKernel):
+                found = blocks.back(vectors)
+            elif isinstance(blocks, list):
                 own = np.array([dpotrs(factor, one, lower=1)[0] for factor, one in zip(blocks, own, strict=True)])
                 found = own.transpose(1, 0, 2)
             elif blocks.ndim == 3:
@@ -110,8 +156,8 @@ class Lower:
 
         # a mean over the classes the loss does not see, and there is none in any solution: without it blocks are much nearer to H
         z, r = np.zeros_like(right), right - right.mean(1, keepdims=True)
-        d = m = back(r)
-        rho = (r * m).sum((0, 1))
+        d = back(r)
+        rho = _products(r, d)
         goal, sides = goals**2 * rho, np.arange(len(rho))
         for turn in range(TURNS):
             open_ = rho > goal
@@ -120,18 +166,28 @@ class Lower:
             if not len(sides):
                 return z, turn
             Hd = self.times(d)
-            along = rho / (d * Hd).sum((0, 1))
-            z[..., sides] += along * d
-            r = r - along * Hd
+            along = rho / _products(d, Hd)
+            if len(sides) == z.shape[2]:
+                z += along * d
+            else:
+                z[..., sides] += along * d
+            Hd *= along
+            r -= Hd
             m = back(r)
-            rho, before = (r * m).sum((0, 1)), rho
-            d = m + rho / before * d
+            rho, before = _products(r, m), rho
+            d *= rho / before
+            d += m
         return z, TURNS
+
+
+def _products(one: Array, other: Array) -> Array:
+    """Inner products of the sides."""
+    return np.asarray(np.einsum("pck,pck->k", one, other))
 
 
 def _long(blocks: Any) -> int:
     """Turns of conjugate gradients from which on new blocks take less time."""
-    return LONG if isinstance(blocks, list) or blocks.ndim == 3 else LONG_WHOLE
+    return LONG if isinstance(blocks, list | ByKernel) or blocks.ndim == 3 else LONG_WHOLE
 
 
 class ByClasses(OneByOne):
