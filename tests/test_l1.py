@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import numpy as np
 import pytest
@@ -280,6 +281,50 @@ def test_other_methods_solve_by_it_when_they_are_told():
         assert records[-1].upper_value < 0.9 * records[0].upper_value
         assert log.item() < -1.3
         assert all(record.lower_grad_norm < 1e-9 for record in records)
+
+
+class Wrapped(bisls.lower.LowerPart):
+    """Somebody else's, around one of ours."""
+
+    solves_kinks = True
+
+    def __init__(self, part):
+        self.part = part
+
+    def descend(self, *arguments, **settings):
+        return self.part.descend(*arguments, **settings)
+
+    def rerun(self, *arguments):
+        return self.part.rerun(*arguments)
+
+    def keeps(self, y):
+        return self.part.keeps(y)
+
+
+def test_in_a_wrapper_and_with_a_state_from_a_file_it_does_the_same():
+    runs = []
+    for part in (bisls.CoordinateDescent(), Wrapped(bisls.CoordinateDescent())):
+        problem, log, _ = lasso(*table(12), [0] * 6 + [1] * 6, -2.0)
+        solver = bisls.BiSLS(problem, lower_optimizer=part)
+        records = [repr(solver.step(HELD, TRAIN)) for _ in range(5)]
+        runs.append((records, log.tolist()))
+        file = io.BytesIO()
+        torch.save(solver.state_dict(), file)
+        file.seek(0)
+        other = bisls.BiSLS(problem, lower_optimizer=part)
+        other.load_state_dict(torch.load(file, weights_only=True))
+        kept = copy.deepcopy((problem.x.read(), problem.y.read()))
+        went = repr(solver.step(HELD, TRAIN))
+        problem.x.write_(kept[0])
+        problem.y.write_(kept[1])
+        assert repr(other.step(HELD, TRAIN)) == went
+    assert runs[0] == runs[1]
+
+    class Silent(Wrapped):
+        solves_kinks = False
+
+    with pytest.raises(ValueError, match="CoordinateDescent"):
+        bisls.BiSLS(lasso(*table(6), [0] * 6, -2.0)[0], lower_optimizer=Silent(bisls.CoordinateDescent()))
 
 
 def test_values_that_are_not_finite_leave_y_where_it_was():
