@@ -21,7 +21,7 @@ from bisls.sklearn.lower import CLOSE, FLAT, LITTLE, NEWTON, Array, Multinomial,
 from bisls.sklearn.tuning import Grouping
 
 WHOLE = 300  # coefficients up to which all of them are one block
-SMALL = 100  # columns up to which blocks are inverted
+SMALL = 200  # columns up to which blocks are inverted
 TURNS = 400  # of conjugate gradients at most
 LONG, LONG_WHOLE = 20, 3  # of them, from which on the next solution begins with blocks of its own
 INEXACT, EXACT = 0.1, 1e-6  # how exactly the first Newton systems are solved, and the last where it must be
