@@ -155,7 +155,8 @@ class Smooth:
             ray = exact
         else:  # g could not be solved anywhere on it
             step = _searched(ray, reach)
-        if cut and step.size == 1.0 and step.status is Status.OK:
+        # after one that came to nothing it would only lead there again
+        if cut and past.limit == 0.0 and step.size == 1.0 and step.status is Status.OK:
             step = _longer(ray.line, step)
         alpha, y, checked = arrive(scene, ray, heading, step)
         kept = {**state, "direction": direction, "response": {**ray.state, **checked}}
@@ -231,8 +232,8 @@ class Past:
             self.count + 1,
             moves,
             turns,
-            self.limit,
-            self.widest,
+            0.0 if length > 0.0 else self.limit,
+            0.0 if length > 0.0 else self.widest,
             int(self.on or slow),
             self.rounded,
         )

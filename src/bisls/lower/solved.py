@@ -180,6 +180,8 @@ class _Solve:
             new = here is None
             if here is None:
                 made = self._newton(y)
+                if made is None and self.steps > self.checks:
+                    break  # as far as they have led, the loss has not risen
                 if made is None:
                     return None
                 here, step, inverse = made
