@@ -227,8 +227,8 @@ class _Solve:
                     follow = point.grad if inverse is None else inverse(point.grad)
                     left = norm(follow) / norm(here.grad if inverse is None else step)
                     if t < 1.0 or not left <= FASTER:
-                        rounding = new and t == 1.0 and left > STALLED and here.value - point.value <= slack
-                        return there, rounding
+                        seen = here.value - point.value > slack if new else _seen(here, step)
+                        return there, t == 1.0 and left > STALLED and not seen
                     met = self.goal.met(step, left / (1.0 - left), self.least)
                     if met or inverse is None:
                         return there, met
@@ -239,3 +239,8 @@ class _Solve:
                 return y, False
             t /= 4
         return None
+
+
+def _seen(here: LowerPoint | LowerGraph, step: Tensor) -> bool:
+    """Whether the loss falls by more than its own rounding along a step."""
+    return dot(here.grad, step) > 2 * here.eps * abs(here.value)
