@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from bisls.batches import Minibatches
 from bisls.derivatives import Following
 from bisls.linear.base import LinearSolver
+from bisls.linear.direct import SMALL
 from bisls.lower.base import SEEN, Lowered, State
 from bisls.lower.loop import Loop
 from bisls.operators import Inverse
@@ -70,11 +71,11 @@ class Solved(Loop):
         replay: Moment | None = None,
     ) -> Lowered:
         """Solve, or make the steps of the loop."""
-        inverse = whole(oracle) if batches.steady and "moved" in state else None
-        if inverse is not None and self.polish is not None and not trace and replay is None:
-            found = solved(oracle, batches.newest, y, Goal(SHARE * state["moved"]), self.polish, inverse)
+        if self.polish is not None and not trace and replay is None:
+            found = self._found(oracle, batches, y, state, self.polish)
             if found is not None:
                 oracle.problem.y.write_(found.y)
+                state = state or {"memory": {}, "direction": {}, "average": {}, "accepted": 0.0}
                 size, last = float(found.steps > 0), state["accepted"]
                 steps, checks = found.steps, found.checks
                 seen = norm(found.y - y) > _unseen(y)  # nothing but rounding may raise the loss
@@ -82,6 +83,18 @@ class Solved(Loop):
                 return Lowered(found.y, size, steps, checks, status, state, last, found.first, promised=0.0)
             oracle.problem.y.write_(y)
         return super().descend(oracle, batches, y, k, state, trace=trace, replay=replay)
+
+    def _found(
+        self, oracle: Oracle, batches: Minibatches, y: Tensor, state: State, linear: LinearSolver
+    ) -> Found | None:
+        """The solution, where it is to be looked for and is found."""
+        if not state and not batches.several and y.numel() <= SMALL and oracle.problem.lower_bounds is None:
+            found = solved(oracle, batches.newest, y, Goal(None), linear, None)
+            return found if found is not None and found.done else None
+        inverse = whole(oracle) if batches.steady and "moved" in state else None
+        if inverse is None:
+            return None
+        return solved(oracle, batches.newest, y, Goal(SHARE * state["moved"]), linear, inverse)
 
     def followed(self, state: State, before: Tensor, after: Tensor) -> State:
         """It is remembered how far y was moved."""
@@ -112,18 +125,18 @@ class Goal:
     """How far off the solution may be.
 
     Attributes:
-        tol: So far in all; no more than rounding where that is more.
+        tol: So far in all, no more than rounding where that is more; None: a share of the first step.
         heed: A gradient in y of what the solution is wanted for,
         slack: and by how much that may be off: where it is off by less, nothing else counts.
     """
 
-    tol: float
+    tol: float | None
     heed: Tensor | None = None
     slack: float = 0.0
 
     def met(self, step: Tensor, share: float, least: float) -> bool:
         """Whether so large a share of a step is not worth taking."""
-        if share * norm(step) <= max(self.tol, least):
+        if self.tol is not None and share * norm(step) <= max(self.tol, least):
             return True
         return self.heed is not None and share * abs(dot(self.heed, step)) <= self.slack
 
@@ -185,6 +198,8 @@ class _Solve:
                 if made is None:
                     return None
                 here, step, inverse = made
+            if self.goal.tol is None:
+                self.goal = replace(self.goal, tol=SHARE * norm(step))
             end = self._along(y, here, step, inverse, new)
             if end is None:
                 return None
