@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from bisls.batches import Minibatches
 from bisls.derivatives import Following
 from bisls.linear.base import LinearSolver
-from bisls.linear.direct import SMALL
 from bisls.lower.base import SEEN, Lowered, State
 from bisls.lower.loop import Loop
 from bisls.operators import Inverse
@@ -75,7 +74,6 @@ class Solved(Loop):
             found = self._found(oracle, batches, y, state, self.polish)
             if found is not None:
                 oracle.problem.y.write_(found.y)
-                state = state or {"memory": {}, "direction": {}, "average": {}, "accepted": 0.0}
                 size, last = float(found.steps > 0), state["accepted"]
                 steps, checks = found.steps, found.checks
                 seen = norm(found.y - y) > _unseen(y)  # nothing but rounding may raise the loss
@@ -88,11 +86,10 @@ class Solved(Loop):
         self, oracle: Oracle, batches: Minibatches, y: Tensor, state: State, linear: LinearSolver
     ) -> Found | None:
         """The solution, where it is to be looked for and is found."""
-        if not state and not batches.several and y.numel() <= SMALL and oracle.problem.lower_bounds is None:
-            found = solved(oracle, batches.newest, y, Goal(None), linear, None)
-            return found if found is not None and found.done else None
-        inverse = whole(oracle) if batches.steady and "moved" in state else None
-        if inverse is None:
+        if not batches.steady or "moved" not in state or oracle.problem.lower_bounds is not None:
+            return None
+        inverse, learnt = whole(oracle), oracle.memory.learnt
+        if inverse is None and not 0.0 < learnt.here <= len(batches):  # products would take longer than the loop
             return None
         return solved(oracle, batches.newest, y, Goal(SHARE * state["moved"]), linear, inverse)
 
@@ -125,18 +122,18 @@ class Goal:
     """How far off the solution may be.
 
     Attributes:
-        tol: So far in all, no more than rounding where that is more; None: a share of the first step.
+        tol: So far in all; no more than rounding where that is more.
         heed: A gradient in y of what the solution is wanted for,
         slack: and by how much that may be off: where it is off by less, nothing else counts.
     """
 
-    tol: float | None
+    tol: float
     heed: Tensor | None = None
     slack: float = 0.0
 
     def met(self, step: Tensor, share: float, least: float) -> bool:
         """Whether so large a share of a step is not worth taking."""
-        if self.tol is not None and share * norm(step) <= max(self.tol, least):
+        if share * norm(step) <= max(self.tol, least):
             return True
         return self.heed is not None and share * abs(dot(self.heed, step)) <= self.slack
 
@@ -198,8 +195,6 @@ class _Solve:
                 if made is None:
                     return None
                 here, step, inverse = made
-            if self.goal.tol is None:
-                self.goal = replace(self.goal, tol=SHARE * norm(step))
             end = self._along(y, here, step, inverse, new)
             if end is None:
                 return None

@@ -61,4 +61,3 @@ def on_solutions(scene: Scene, graph: LowerGraph, ray: Ray, linear: LinearSolver
 
     line = scene.line(scene.estimate.value, slope, y_at, scene.sample.judging, scene.here)
     return replace(ray, line=line, follow=arrived, trust=lambda t: (t, {}))
-
