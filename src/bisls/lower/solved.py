@@ -12,6 +12,7 @@ from torch import Tensor
 from bisls.batches import Minibatches
 from bisls.derivatives import Following
 from bisls.linear.base import LinearSolver
+from bisls.linear.direct import due
 from bisls.lower.base import SEEN, Lowered, State
 from bisls.lower.loop import Loop
 from bisls.operators import Inverse
@@ -89,7 +90,8 @@ class Solved(Loop):
         if not batches.steady or "moved" not in state or oracle.problem.lower_bounds is not None:
             return None
         inverse, learnt = whole(oracle), oracle.memory.learnt
-        if inverse is None and not 0.0 < learnt.here <= len(batches):  # products would take longer than the loop
+        # without an inverse, where one will be made in any case, or one solve (there were two) takes no longer than the loop
+        if inverse is None and not (due(learnt, y.numel()) or 0.0 < learnt.here <= 2 * len(batches)):
             return None
         return solved(oracle, batches.newest, y, Goal(SHARE * state["moved"]), linear, inverse)
 
