@@ -163,7 +163,7 @@ class Smooth:
         taken = Taken(y, alpha, step.checks, step.status, ray.status, kept)
         if alpha == 0.0:
             past = past.shortened(limits)
-        return _kept(taken, past, scene.oracle.problem.x)
+        return _kept(taken, past, scene.oracle.problem.x, cut)
 
 
 @dataclass(frozen=True)
@@ -308,8 +308,8 @@ def _share(d: Tensor, scale: Tensor, limits: tuple[float, float]) -> float:
     return min(limit / length if length > 0.0 else 1.0 for limit, length in zip(limits, lengths, strict=True))
 
 
-def _kept(taken: Taken, past: Past, x: Vector) -> Taken:
-    past = replace(past, end=x.read(), rounded=int(taken.status is Status.ROUNDING))
+def _kept(taken: Taken, past: Past, x: Vector, cut: bool = False) -> Taken:
+    past = replace(past, end=x.read(), rounded=int(taken.status is Status.ROUNDING and not cut))
     return replace(taken, state={**taken.state, "past": past.packed()})
 
 
