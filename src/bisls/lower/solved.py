@@ -54,9 +54,11 @@ class Found:
 class Solved(Loop):
     """A `Loop`; where all data are those of the last iteration, Newton steps in its place, as long as they converge.
 
-    After an upper step y is nearly solved for already: it moved along. A step with the inverse Hessian that the linear solves
-    have left behind brings it to the solution, one or two as a rule, where the loop makes T. Where that does not converge at
-    once, full Newton steps follow; and where these do not (negative curvature, random numbers), or there is no inverse, the loop.
+    After an upper step y is nearly solved for already: it moved along. Steps with the inverse Hessian that the linear solves have
+    left behind bring it to the solution, one or two as a rule, where the loop makes T. Each is compared with the one before:
+    where they do not become shorter fast, the inverse is made anew, a few times at most, and what is gained by then is kept.
+    Where there is no inverse, Newton steps by products, if these were fewer than the loop's steps; the loop where nothing is to be
+    gained (negative curvature, random numbers).
     """
 
     def descend(
