@@ -57,8 +57,8 @@ class Solved(Loop):
     After an upper step y is nearly solved for already: it moved along. Steps with the inverse Hessian that the linear solves have
     left behind bring it to the solution, one or two as a rule, where the loop makes T. Each is compared with the one before:
     where they do not become shorter fast, the inverse is made anew, a few times at most, and what is gained by then is kept.
-    Where there is no inverse, Newton steps by products, if these were fewer than the loop's steps; the loop where nothing is to be
-    gained (negative curvature, random numbers).
+    Where there is no inverse, Newton steps by products, if these were fewer than the loop's steps; the loop where nothing is
+    to be gained (negative curvature, random numbers).
     """
 
     def descend(
@@ -190,7 +190,7 @@ class _Solve:
             if here.moment.passed:
                 return None
             step = inverse(here.grad)
-        for _ in range(NEW + 1):
+        for _ in range(NEW + (inverse is not None)):
             new = here is None
             if here is None:
                 made = self._newton(y)
