@@ -57,10 +57,9 @@ class Auto(LineOptimizer):
        then, where the slope in y leaves it open, the loss is looked at in x as well. Where f(y) is above f(x), by more than a
        tenth of what batches differ by, z goes too far, and the ceiling of gamma falls; otherwise it rises. It begins at a third
        of the step that is best for the first batch along d, found by a few trials.
-    2. *Noise.* With r the distance of x from the start, in the metric a, and G the sum of ``<g, d>`` in that same metric (at each
-       look it is multiplied with what the mean of a has changed by), gamma is at most ``2.2 r / sqrt(G)``. While gradients agree,
-       r grows and this bound stays wide; where they differ by noise alone, r stands still and it decays as 1 / sqrt(k). Each
-       tensor has its own: rows that are seldom met must not follow a level that all batches agree on.
+    2. *Noise.* With r the distance of x from the start, in the metric a, and G the sum of ``<g, d>`` in that same metric, gamma is
+       at most ``2.2 r / sqrt(G)``. While gradients agree, r grows and this bound stays wide; where they differ by noise alone, r
+       stands still and it decays as 1 / sqrt(k). Each tensor has its own.
 
     During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back. A run that is lost (thirty
     losses in a row above the first one, and above that of the start on the same batch; gradients that have become exactly zero
