@@ -264,6 +264,57 @@ def test_the_run_ends_where_an_iterator_does_and_goes_on_with_a_longer_one(tmp_p
         feed(iter(()), "upper_data").take()
 
 
+def test_a_loader_whose_next_epoch_began_where_the_other_data_ended_keeps_its_order(tmp_path):
+    """The fourth iteration begins an epoch above, and then nothing is left below."""
+
+    def go(n, **options):
+        torch.manual_seed(1)
+        made, generator = solver(), torch.Generator().manual_seed(2)
+        upper = DataLoader(TensorDataset(*table()), 16, shuffle=True, generator=generator)
+        assert len(upper) == 3
+        lower = itertools.islice(KINDS["stateful iterator"](), n)
+        return outcome(made, fit(made, upper, lower, STEPS, False, **options))[:3]
+
+    taken = solver().lower_iters + solver().extra_batches
+    go(3 * taken + 1, checkpoint=tmp_path / "run.pt")
+    assert go(99 * taken, checkpoint=tmp_path / "run.pt", resume=True) == go(99 * taken)
+
+
+class Numbered:
+    """Batches one after another, with a place of its own."""
+
+    def __init__(self):
+        self.n = 0
+
+    def __call__(self):
+        self.n += 1
+        return tuple(part[self.n :: 7] for part in table())
+
+    def state_dict(self):
+        return {"n": self.n}
+
+    def load_state_dict(self, state):
+        self.n = state["n"]
+
+
+def drawn_by_a_generator():
+    own = random.Random(3)
+    return lambda: tuple(part[own.randrange(5) :: 7] for part in table())
+
+
+@pytest.mark.parametrize("make", [Numbered, drawn_by_a_generator])
+def test_a_callback_may_draw_from_the_data_of_the_run(make, tmp_path):
+    def go(steps, **options):
+        torch.manual_seed(1)
+        made, data = solver(), make()
+        look = Evaluate(lambda: float(data()[0].sum()))
+        history = fit(made, data, table(), steps, False, callbacks=[look], **options)
+        return outcome(made, history)[:3], history.evaluations
+
+    go(3, checkpoint=tmp_path / "run.pt")
+    assert go(STEPS, checkpoint=tmp_path / "run.pt", resume=True) == go(STEPS)
+
+
 def test_two_loaders_may_share_a_generator(tmp_path):
     def go(steps, **options):
         torch.manual_seed(1)
@@ -283,7 +334,6 @@ def test_workers_that_persist_keep_the_order():
     first = feed(loader(), "upper_data")
     for _ in range(4):
         first.take()
-    first.commit()
     place, now = first.state_dict(), torch.get_rng_state()
     rest = [first.take()[0].tolist() for _ in range(5)]
     second = feed(loader(), "upper_data")

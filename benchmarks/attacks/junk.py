@@ -376,7 +376,7 @@ def calls() -> dict[str, Call]:
     # ruff: noqa: E501
     rows = [
         Call("Bilevel", bilevel, {**losses, "upper_params": "tensors", "lower_params": "tensors", "buffers": "tensors|empty",
-             "upper_bounds": "part?", "lower_bounds": "part?", "lower_start": "function?", "tape": "flag?"}, use=lambda made: steps(bisls.BiSLS(made, lower_iters=2))),
+             "upper_bounds": "part?", "lower_bounds": "part?", "lower_start": "loss?", "tape": "flag?"}, use=lambda made: steps(bisls.BiSLS(made, lower_iters=2))),
         Call("Simplex", bisls.Simplex, {"floor": "number"}),
         Call("Box", one_box, {"low": "number", "high": "number"}, use=bounded),
         Call("BiSLS", bisls.BiSLS, {**PARTS, "problem": "part", "alpha": "number?", "beta": "number?"}, given, steps),

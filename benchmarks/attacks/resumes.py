@@ -338,7 +338,10 @@ def cases(seed: int) -> Iterator[Composition]:
         every = rng.choice((0, 1, 3))
         if every > 1:
             ways.remove("steps")  # a run that has come to its end is evaluated once more
-        cuts = sorted({rng.randint(1, steps - 1) for _ in range(rng.choice((1, 1, 2, 3)))})
+        places = sorted({rng.randint(1, steps - 1) for _ in range(rng.choice((1, 1, 2, 3)))})
+        cuts = [(place, rng.choice(ways)) for place in places]
+        if any(way == "loss" for _, way in cuts):  # that one may be further than the data would last
+            cuts = [(place, "interrupt" if way == "end of data" else way) for place, way in cuts]
         yield Composition(
             method=rng.choice(sorted(METHODS)),
             upper=rng.choice(SMOOTH),
@@ -351,7 +354,7 @@ def cases(seed: int) -> Iterator[Composition]:
             sizes=tuple(rng.sample((2, 3, 4, 5, 6, 7, 8, 9), rng.choice((1, 2, 6, 7)))),
             steps=steps,
             every=rng.choice((1, 1, 2, 3)),
-            cuts=tuple((cut, rng.choice(ways)) for cut in cuts),
+            cuts=tuple(cuts),
             bounded=rng.random() < 0.2,
             double=rng.random() < 0.7,
             evaluate=every,
@@ -410,7 +413,13 @@ class Run:
         return {
             "f": self.losses.fitted(Source(0, self.case.container, (4,)).numbered(1)).item(),
             "drawn": random.random(),
+            "from the data": self._drawn(),
         }
+
+    def _drawn(self) -> float:
+        """A batch of the run's own data, where these are called for it: a callback may take one too."""
+        data = self.data["upper_data"]
+        return self.losses.fitted(data()).item() if callable(data) and self.case.upper_data not in ENDING else 0.0
 
     def go(self, resume: bool) -> bisls.History | None:
         """`fit`, to the end or to the cut; None where something was thrown."""

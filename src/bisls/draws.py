@@ -55,15 +55,19 @@ class Draws:
         self._before: dict[str, Any] = {}
 
     def take(self) -> Drawn | str:
-        """The next batches; why there are none, with the random state as before, where the data have ended."""
+        """The next batches; why there are none, with the random state and the places as before, where the data have ended."""
         before = None if self.endless else random_state()
         drawn, end = None, None
+        for own in () if self.endless else self.feeds.values():
+            own.mark()
         try:
             drawn = self._take()
         except Exhausted as ended:
             end = ended
         if before is not None and on_any_rank(end is not None)[0]:
             set_random_state(before)
+            for own in self.feeds.values():
+                own.back()
             return str(end or "the data of another rank have ended")
         assert drawn is not None
         self._compare(drawn)

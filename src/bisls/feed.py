@@ -46,17 +46,33 @@ class Feed(ABC):
         self.others = Generators(
             ()
         )  # random generators of the data's own, but for those that a loader is known to have
+        self._marked: dict[str, Any] = {}
+        self._told: dict[str, Any] | None = None  # the place to be told instead of the present one
 
-    @abstractmethod
     def take(self) -> Any:
         """The next batch. Raises `Exhausted` where there is none."""
+        self._told = None
+        return self._next()
 
-    def commit(self) -> None:  # noqa: B027 - most kinds have nothing to do here
-        """What was taken up to now has been used: the place that `state_dict` gives."""
+    def mark(self) -> None:
+        """Remember this place: an iteration begins."""
+        self._marked = self._place()
+
+    def back(self) -> None:
+        """What was taken since `mark` has not been used, for other data have ended: `state_dict` gives the place there."""
+        self._told = self._marked
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the data: plain values and tensors."""
-        return {"kind": type(self).__name__}
+        return {"kind": type(self).__name__, **(self._place() if self._told is None else self._told)}
+
+    @abstractmethod
+    def _next(self) -> Any:
+        """The next batch."""
+
+    def _place(self) -> dict[str, Any]:
+        """Where the data are now."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a place that `state_dict` gave. The data must be the same, and as fresh as they were then."""
@@ -70,7 +86,7 @@ class Feed(ABC):
 class _Whole(Feed):
     whole = True
 
-    def take(self) -> Any:
+    def _next(self) -> Any:
         return self.data
 
 
@@ -81,9 +97,8 @@ class _Calls(Feed):
         super().__init__(data, call)
         self._taken = 0
         self.others = Generators(()) if _stateful(data) else Generators.of(data)
-        self.commit()
 
-    def take(self) -> Any:
+    def _next(self) -> Any:
         try:
             batch = self.data()
         except StopIteration:
@@ -96,13 +111,9 @@ class _Calls(Feed):
         self._taken += 1
         return batch
 
-    def commit(self) -> None:
+    def _place(self) -> dict[str, Any]:
         own = deepcopy(self.data.state_dict()) if _stateful(self.data) else None
-        self._place = {"taken": self._taken, "own": own}  # data that end in the middle of an iteration are beyond it
-        self._drawn = self.others.states()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), **self._place, "others": self.others.saved(self._drawn)}
+        return {"taken": self._taken, "own": own, "others": self.others.saved()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -110,7 +121,6 @@ class _Calls(Feed):
         if state["own"] is not None:
             self.data.load_state_dict(state["own"])
         self.others.load(state.get("others", []), self.call)
-        self.commit()
 
 
 class _Stateful(Feed):
@@ -123,9 +133,8 @@ class _Stateful(Feed):
         self._iterator: Iterator[Any] | None = data if self._once else None
         self._taken = 0
         self._fresh = True  # the present pass has given no batch yet
-        self.commit()
 
-    def take(self) -> Any:
+    def _next(self) -> Any:
         for _ in range(3):  # the pass that was resumed may be at its end; the one after it must give something
             if self._iterator is None:
                 self._iterator, self._fresh = iter(self.data), True
@@ -140,11 +149,8 @@ class _Stateful(Feed):
             return batch
         raise _empty(self.call)
 
-    def commit(self) -> None:
-        self._place = {"taken": self._taken, "begun": not self._fresh, "own": deepcopy(self.data.state_dict())}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), **self._place}
+    def _place(self) -> dict[str, Any]:
+        return {"taken": self._taken, "begun": not self._fresh, "own": deepcopy(self.data.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -153,9 +159,8 @@ class _Stateful(Feed):
         if state["begun"] and not self._once:
             # now, so that what this draws is drawn before the random state is put back
             self._iterator, self._fresh = iter(self.data), False
-        self._place = {
-            name: state[name] for name in ("taken", "begun", "own")
-        }  # a pass that was begun may say less of itself
+        # until a batch is taken: a pass that was begun may say less of itself
+        self._told = {name: state[name] for name in ("taken", "begun", "own")}
 
 
 class _Loader(Feed):
@@ -167,9 +172,8 @@ class _Loader(Feed):
         self._epoch = self._taken = self._total = 0
         self._start: dict[str, Any] | None = None
         self.others = Generators.of(data, without=of_loader(data))
-        self.commit()
 
-    def take(self) -> Any:
+    def _next(self) -> Any:
         for _ in range(2):
             if self._iterator is None:
                 self._begin()
@@ -199,20 +203,15 @@ class _Loader(Feed):
                 sampler.set_epoch(self._epoch)
         return iter(self.data)
 
-    def commit(self) -> None:
-        self._place = (self._epoch, self._taken, self._total, self._start, self.others.states())
-
-    def state_dict(self) -> dict[str, Any]:
-        epoch, taken, total, start, drawn = self._place
+    def _place(self) -> dict[str, Any]:
         return {
-            **super().state_dict(),
-            "epoch": epoch,
-            "taken": taken,
-            "total": total,
-            "start": start,
+            "epoch": self._epoch,
+            "taken": self._taken,
+            "total": self._total,
+            "start": self._start,
             "length": _length(self.data),
             "generators": [own.get_state() for own in of_loader(self.data)],
-            "others": self.others.saved(drawn),
+            "others": self.others.saved(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -235,7 +234,6 @@ class _Loader(Feed):
         for generator, place in zip(own, state["generators"], strict=True):
             generator.set_state(place.cpu())
         self.others.load(state.get("others", []), self.call)
-        self.commit()
 
     def _again(self, taken: int) -> None:
         """Begin the epoch again from its random state, and leave out the batches that were taken."""

@@ -286,8 +286,6 @@ class _Fit:
             raised.add_note(f"in iteration {len(history) + self.run.start} of fit{kept}")
             raise
         history.append(record)
-        for own in self.run.feeds.values():
-            own.commit()
         failure = self._judge(record)
         self._look(record)  # before the callbacks, so that they know that this was the last
         error: BaseException | None = None
