@@ -57,8 +57,8 @@ class Auto(LineOptimizer):
        then, where the slope in y leaves it open, the loss is looked at in x as well. Where f(y) is above f(x), by more than a
        tenth of what batches differ by, z goes too far, and the ceiling of gamma falls; otherwise it rises. It begins at a third
        of the step that is best for the first batch along d, found by a few trials.
-    2. *Noise.* With r the distance of x from the start, in the metric a, and G the sum of ``<g, d>`` in that same metric, gamma is
-       at most ``2.2 r / sqrt(G)``. While gradients agree, r grows and this bound stays wide; where they differ by noise alone, r
+    2. *Noise.* With r the distance of x from the start, in the metric a, and G the sum of ``<g, d>`` in that metric, gamma is at
+       most ``2.2 r / sqrt(G)``. While gradients agree, r grows and this bound stays wide; where they differ by noise alone, r
        stands still and it decays as 1 / sqrt(k). Each tensor has its own.
 
     During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back. A run that is lost (thirty

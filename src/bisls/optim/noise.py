@@ -36,7 +36,7 @@ def note(states: Sequence[State], squares: Sequence[float], metrics: Sequence[fl
 def common(states: Sequence[State], first: float = 0.0) -> float:
     """The step that noise allows all of them together; ``first`` stands for the distance where none is known."""
     total = sum(state["noise"] for state in states)
-    away = sqrt(sum(state["distance"] ** 2 for state in states)) or first
+    away = sqrt(sum(state["distance"] * state["distance"] for state in states)) or first
     return REACH * away / sqrt(total) if total > 0.0 else inf
 
 

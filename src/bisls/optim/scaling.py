@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bisls.optim.arithmetic import doubles
+from bisls.ranks import mean_over_ranks
 
 EPS = 1e-8  # added to a root, in units of the gradient
 
@@ -70,9 +71,10 @@ def distances(points: list[Tensor], starts: list[Tensor], scales: list[Tensor], 
 
 
 def slope(grads: Sequence[Tensor], start: list[Tensor], end: list[Tensor]) -> float:
-    """<g, end - start>."""
+    """<g, end - start>, in the mean over the ranks: they must come to the same decision."""
     gaps = list(torch._foreach_sub(end, start))
-    return sum(products(in_units(grads, gaps, 1.0), gaps, [1.0] * len(gaps)))
+    own = sum(products(in_units(grads, gaps, 1.0), gaps, [1.0] * len(gaps)))
+    return mean_over_ranks(torch.tensor(own, dtype=torch.float64)).item()
 
 
 def means(scales: Sequence[Tensor]) -> list[float]:
