@@ -27,22 +27,29 @@ class Best:
         y: The lower one.
         gained: How much the loss had fallen up to there, added up from the means of comparisons: rather too little.
         recent: By how much the last losses were above those at the point, on the same batches.
+        step: How long the lower steps were there.
     """
 
     x: Tensor
     y: Tensor
     gained: float = 0.0
     recent: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    step: float = 0.0
 
-    def seen(self, value: float, there: float, x: Tensor, y: Tensor) -> Best:
+    def seen(self, value: float, there: float, x: Tensor, y: Tensor, step: float = 0.0) -> Best:
         """With the loss of another iteration at its point, and that of the best one on the same batch."""
         if not isfinite(value - there):
             return self
         found = replace(self, recent=torch.cat([self.recent, self.recent.new_tensor([value - there])])[-WINDOW:])
         last = found.recent
         if len(last) >= SHORT and float(last.mean()) < -FALLEN * float(last.std()):
-            return Best(x, y, found.gained - float(last.mean()))
+            return Best(x, y, found.gained - float(last.mean()), step=step)
         return found
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the last loss was above that at the point."""
+        return bool(len(self.recent)) and float(self.recent[-1]) > 0.0
 
     @property
     def risen(self) -> bool:
@@ -67,5 +74,6 @@ class Best:
     def kind(x: Vector | None, y: Vector | None) -> Fields:
         """What `packed` gives, for a state that is loaded."""
         return Fields(
-            {"x": flat(x), "y": flat(y), "gained": Number(0.0), "recent": Numbers(((0, WINDOW),), (torch.float64,))}
+            {"x": flat(x), "y": flat(y), "gained": Number(0.0), "recent": Numbers(((0, WINDOW),), (torch.float64,))},
+            {"step": Number(0.0)},
         )

@@ -18,7 +18,7 @@ from bisls.hypergrad.lookahead import Lookahead
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
 from bisls.linear.direct import Direct
-from bisls.lower import CoordinateDescent, Loop, LowerPart, Solved, Trained, UserOptimizer
+from bisls.lower import Begun, CoordinateDescent, Held, Loop, LowerPart, Solved, Trained, UserOptimizer
 from bisls.paced import Paced
 from bisls.parts import Default, instead, part
 from bisls.problem import Bilevel
@@ -130,9 +130,9 @@ class BiSLS(Solver):
         with standing_for("BiSLS", start="beta"):
             curved = Curvature(start=beta, trials=20, every=30, recent=0.05, watch=True)
         linear = Direct(CG(tol=1e-3, iters=50, damp=True, stretch=10))
-        again = isinstance(response, Rerun)
-        estimate = Lookahead(NEAR, floor=FLOOR) if again else Implicit(linear, spread=4.0)
-        hypergrad = estimate if again and hypergrad is None else hypergrad
+        retraced = isinstance(response, Rerun)
+        estimate = Lookahead(NEAR, floor=FLOOR) if retraced else Implicit(linear, spread=4.0)
+        hypergrad = estimate if retraced and hypergrad is None else hypergrad
         looked = getattr(hypergrad, "following", None) is not None
         follow = Rerun() if looked or kinks else Tangent()  # the way to another sign is no tangent
         super().__init__(
@@ -162,12 +162,14 @@ class BiSLS(Solver):
             self._offer(View(self.lower, self.hypergrad, Smooth(self.upper, POLISH)))
             return
         free = own and lower_direction is None and lower_tol is None and not lower_average
+        again = problem.lower_start is not None
         with standing_for("BiSLS", start="beta"):
-            train = Trained(1.0 if beta is None else beta) if free else loop
-        if trained:
-            self._offer(View(loop if problem.lower_start else train, self.hypergrad, paced))
-        elif problem.lower_start is not None:
-            self._offer(View(loop, Lookahead(), paced))
+            own_steps = Begun(Held(beta)) if again else Trained(1.0 if beta is None else beta)
+        train = own_steps if free else loop
+        if trained or again:
+            through = self.hypergrad if trained else Lookahead()
+            others = (View(loop, through, paced),) if again and free else ()  # for a y that works against f
+            self._offer(View(train, through, paced), *others)
         elif free or isinstance(self.lower, UserOptimizer):  # what is known can be looked through
             network, shared = Lookahead(NEAR, floor=FLOOR), Lookahead(FEW)
             implicit = View(self.lower, self.hypergrad, self.upper)

@@ -33,6 +33,7 @@ OPENING = (0, 1, 2, 4, 7)  # after so many steps the scale of a step is looked f
 LAST = 3  # the shortest is taken, and in the end the median of so many: while y is not trained, lines say little
 NUMBERS = ("norm", "influence", "most", "longest", "faint")  # what is known beside the walk, as numbers
 FAINT = 1e-3  # next to nothing, in units of the most that has been
+SELDOM = 4  # where y begins anew, f at the best x costs T lower steps: it is asked for every so many iterations while f falls
 DEAD = 5  # so many hypergradients in a row that are exactly zero, after others that were not: x has gone too far
 LATER, APART = (
     (11, 16, 22, 29),
@@ -87,18 +88,21 @@ class Paced:
             if not estimate.value <= began < inf:
                 return scene.stay(walk.lost(), kept, Status.RESTARTED, checks)
             walk = walk.pardoned(began)
-        if lower.restarts:
-            best = kept.best or Best(x, x if lowered.beginning.y is None else lowered.beginning.y)
-            best = best.seen(estimate.value, scene.there(best.x, best.y), x, lowered.y)
+        if lower.restarts or scene.anew:
+            start = lowered.beginning.y
+            best = kept.best or Best(x, lowered.y if start is None else start, step=lowered.step)
+            if not scene.anew or best.doubtful or k % SELDOM == 0:
+                known = scene.again(best) if scene.anew else scene.there(best.x, best.y)
+                best = best.seen(estimate.value, known, x, lowered.y, lowered.step)
             if best.risen:
                 # it is y that has learnt too much: what x has learnt since stays, where f is no higher with it
-                stays = scene.there(x, best.y) <= scene.there(best.x, best.y)
+                stays = not scene.anew and scene.there(x, best.y) <= scene.there(best.x, best.y)
                 return scene.back(walk, replace(kept, best=replace(best.again(), x=x if stays else best.x)))
             kept = replace(kept, best=best)
         opening = walk.pace.k in OPENING or (walk.pace.k in LATER and kept.apart)
         if walk.pace.due and not opening:
             # a share of what was gained is slack where all of it is x's gain; with a y that goes on, most of it is y's own
-            worse = 0.0 if oracle.problem.lower_start is None else WORSE
+            worse = WORSE if scene.anew else 0.0
             walk, checks = walk.voted(estimate.value, scene.value(walk.average), worse), checks + 1
         walk, scaled = walk.learn(gradient)
         if scaled.square <= 0.0:
@@ -215,6 +219,15 @@ class _Scene:
             return x, self.estimate.flat
         return free, bounds.pulled(x, self.estimate.flat, vector)
 
+    @property
+    def anew(self) -> bool:
+        """Whether y begins in every iteration at a function of x, so that f belongs to x alone."""
+        return self.oracle.problem.lower_start is not None
+
+    def walked(self, x: Tensor) -> Tensor:
+        """The point of the walk that belongs to an x."""
+        return self.freed(x)[0]
+
     def placed(self, free: Tensor) -> Tensor:
         """The x that belongs to a point of the walk."""
         bounds = self.oracle.problem.upper_bounds
@@ -239,6 +252,15 @@ class _Scene:
             return inf
         return self.there(x, y)
 
+    def again(self, best: Best) -> float:
+        """f at the best x where y begins anew: the lower steps are as long as they were there, for x is made for these."""
+        lowered, size = self.lowered, self.lowered.step
+        if best.step > 0.0 and size > 0.0 and best.step != size:
+            longer = best.step / size
+            trace = tuple(replace(taken, size=longer * taken.size) for taken in lowered.trace)
+            lowered = replace(lowered, trace=trace)
+        return replace(self, lowered=lowered).value(self.walked(best.x))
+
     def there(self, x: Tensor, y: Tensor) -> float:
         """f at another point, on the batch and the random numbers of the hypergradient."""
         self.oracle.problem.x.write_(x)
@@ -262,9 +284,13 @@ class _Scene:
         return self._left(walk, self.lowered.y, kept, status, checks)
 
     def back(self, walk: Walk, kept: _Kept) -> Taken:
-        """Back to the best point."""
+        """Back to the best point. Where y begins anew, it is x that went too far: its path begins there, with shorter steps."""
         assert kept.best is not None
-        return self._left(walk.moved_to(self.freed(kept.best.x)[0]), kept.best.y, kept, Status.RETURNED)
+        there = self.walked(kept.best.x)
+        if not self.anew:
+            return self._left(walk.moved_to(there), kept.best.y, kept, Status.RETURNED)
+        again = walk.anew(there)
+        return self._left(replace(again, pace=again.pace.calmed()), self.lowered.y, kept, Status.RETURNED)
 
     def _left(self, walk: Walk, y: Tensor, kept: _Kept, status: Status, checks: int = 0) -> Taken:
         self.oracle.problem.x.write_(self.placed(walk.point))

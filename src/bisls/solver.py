@@ -282,7 +282,7 @@ class Solver:
         taken = self.upper.take(self.oracle, sample, *level, x, self.k, self._upper_state, call)
         self._upper_state = taken.state
         returned = taken.status is Status.RETURNED
-        self._lower_state = told(self.lower, lowered, self.problem.y.read(), estimate.lower_slope, returned)
+        self._lower_state = told(self.lower, lowered, self.problem.y.read(), estimate.effect, returned)
         self._trend = self._trend.with_value(estimate.value)
         noticed = Status.NO_INFLUENCE if uninfluenced else Status.UPPER_ROSE if self._trend.risen else Status.OK
         upper, linear = worst(taken.status, noticed), worst(estimate.status, taken.linear)

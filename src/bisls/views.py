@@ -26,6 +26,11 @@ SOLVED, TRAINED, SHARED = (
     1,
     2,
 )  # the views: y is solved for; a network is trained; x is a part of the model that both see
+AGREED, OPPOSED = (
+    0,
+    1,
+)  # where y begins anew: what lowers g lowers f or does not matter to it; or raises it, as in a minimax problem
+AGAINST = -0.5  # the cosine of their gradients from which on they are opposed: noise about 0 is not
 BENT = 3  # what was measured so many times in a row decides
 DIRECT = 0.2  # a part of h that does not go through y is large from so much of the other part on
 
@@ -88,7 +93,12 @@ class Choice:
         return self._begun(oracle, sample) if self.chosen < 0 else self._again(sample)
 
     def _begun(self, oracle: Oracle, sample: Sample) -> Choice:
-        """Before the first iteration: where a few steps of conjugate gradients meet negative curvature, y is a network."""
+        """Before the first iteration: where a few steps of conjugate gradients meet negative curvature, y is a network.
+
+        Where y begins anew, whether its steps serve f or an opponent (`AGREED`, `OPPOSED`).
+        """
+        if oracle.problem.lower_start is not None:
+            return Choice(OPPOSED if _against(oracle, sample) else AGREED, settled=1)
         with oracle.problem.probing():
             graph = oracle.lower_graph(sample.lower.newest)
             met = LOOK.solve(graph.hessian, graph.grad, {}).status
@@ -130,6 +140,13 @@ class Choice:
     def unpacked(cls, state: Mapping[str, Any]) -> Choice:
         """What `packed` gave."""
         return cls(**state)
+
+
+def _against(oracle: Oracle, sample: Sample) -> bool:
+    problem, batch = oracle.problem, sample.lower.newest
+    with problem.probing(), problem.y.lent(oracle.start(batch).y):
+        f, g = oracle.upper(sample.upper).grad_y, oracle.lower(batch).grad
+        return dot(f, g) < AGAINST * norm(f) * norm(g)
 
 
 def _is_shared(estimate: Hypergradient) -> bool:

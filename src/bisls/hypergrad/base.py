@@ -15,7 +15,7 @@ from bisls.agreement import agree_on_parameters
 from bisls.batches import Sample
 from bisls.derivatives import Following
 from bisls.linear.base import LinearSolver, Solution, State
-from bisls.lower import Lowered
+from bisls.lower import Effect, Lowered
 from bisls.oracle import LowerGraph, MeanGraph, Oracle, UpperPoint
 from bisls.problem import Bilevel, must_be_problem
 from bisls.ranks import together
@@ -38,7 +38,7 @@ class Hypergradient:
         state: What the next estimate may start from.
         graph: The lower graph at (x, y), for further products at the same point.
         upper: f and its gradients at (x, y), where the method evaluated them there; that in y may be empty.
-        lower_slope: The derivative of f by the logarithm of the lower steps' size, where the method looks through them.
+        effect: What the lower steps do to f, where the method looks through them and somebody learns from it.
     """
 
     value: float
@@ -50,7 +50,7 @@ class Hypergradient:
     state: State = field(default_factory=dict, repr=False)
     graph: LowerGraph | MeanGraph | None = field(default=None, repr=False)
     upper: UpperPoint | None = field(default=None, repr=False)
-    lower_slope: float = field(default=nan, repr=False)
+    effect: Effect = field(default_factory=Effect, repr=False)
 
     def uninfluenced(self, oracle: Oracle, upper_batch: Any, lower_batch: Any) -> bool:
         """Whether it is exactly zero because y does not respond to x at all, though f depends on y.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import nan
 from typing import Any
 
 from torch import Tensor
@@ -13,11 +14,11 @@ from bisls._check import FLAG, number, optional, settle, whole_number
 from bisls.derivatives import Adjoint, Following
 from bisls.hypergrad.base import Hypergradient, HypergradientMethod, estimated
 from bisls.linear.base import State
-from bisls.lower import Began, Lowered, TraceStep
+from bisls.lower import Began, Effect, Lowered, TraceStep
 from bisls.oracle import Oracle, UpperPoint
 from bisls.states import Fields
 from bisls.status import Status, worst
-from bisls.vector import Vector, finite
+from bisls.vector import Vector, finite, norm
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,13 @@ class Lookahead(HypergradientMethod):
         whole = len(trace) == len(lowered.trace)
         try:
             began = lowered.began if whole else None
-            flat, slope = through(oracle, trace, upper, self.following, began, lowered.learns, spare)
+            flat, effect = through(oracle, trace, upper, self.following, began, lowered.learns, spare)
         finally:
             y.write_(lowered.y)
         status = Status.OK if finite(flat) else worst(lowered.status, Status.NON_FINITE)
         upper = replace(upper, grad_y=upper.grad_y.new_empty(0))  # what there was has been used up
         found = estimated(oracle, upper, flat, status=status, state={}, lower_grad_norm=lowered.left)
-        return replace(found, lower_slope=slope)
+        return replace(found, effect=effect)
 
     def keeps(self, y: Vector | None) -> Fields:
         """Nothing."""
@@ -108,10 +109,10 @@ def through(
     began: Began | None = None,
     sloped: bool = False,
     spare: Tensor | None = None,
-) -> tuple[Tensor, float]:
+) -> tuple[Tensor, Effect]:
     """The gradient of f through lower steps that were taken, going back over them.
 
-    Beside it, where that is wanted, the derivative of f by the logarithm of all step sizes.
+    Beside it, where that is wanted, what the steps do to f.
 
     The random numbers of every step are drawn again, and y is left at the first point.
 
@@ -121,12 +122,13 @@ def through(
         upper: f and its gradients where they ended; that in y is given away, and written over.
         following: What of the state of the steps is differentiated.
         began: How they began, where y may have begun at a function of x.
-        sloped: Whether anybody wants to know what the sizes of the steps do.
+        sloped: Whether anybody wants to know what the steps do.
         spare: Memory like y that nobody needs.
     """
     following = following or Following()
     flat, owed, slope = upper.grad_x.clone(), Adjoint(upper.grad_y, spare=spare), 0.0
     started = began is not None and began.y is None
+    ended, growth = norm(upper.grad_y) if sloped and started else 0.0, nan
     for i in range(len(trace) - 1, -1, -1):
         taken = trace[i]
         if taken.derivative is None:
@@ -147,5 +149,9 @@ def through(
         with oracle.problem.probing(began.moment):
             start = oracle.start(began.batch, graph=True)
             # an average and an iterate begin at y as well
-            flat += start.pulled(owed.whole())
-    return flat, slope
+            left = owed.whole()
+            through_start = start.pulled(left)
+            if ended > 0.0 and bool(through_start.any()):  # of a start without x nothing goes into the hypergradient
+                growth = norm(left) / ended
+            flat += through_start
+    return flat, Effect(slope if sloped else nan, growth, len(trace))

@@ -46,6 +46,22 @@ class TraceStep:
 
 
 @dataclass(frozen=True)
+class Effect:
+    """What the lower steps do to f, as far as a method has seen it that looks back through them.
+
+    Attributes:
+        slope: The derivative of f by the logarithm of the steps' size; NaN where nobody knows it.
+        growth: How many times as long the gradient of f by y is where the steps began as where they ended; NaN where that is
+            not known, or does not go through the start into x.
+        steps: How many steps that is seen through.
+    """
+
+    slope: float = nan
+    growth: float = nan
+    steps: int = 1
+
+
+@dataclass(frozen=True)
 class Began:
     """How a lower level began.
 
@@ -282,8 +298,8 @@ class LowerPart(ABC):
         """The state with shorter steps, after the upper loss has risen and y went back, where it `restarts`."""
         return state
 
-    def taught(self, state: State, slope: float) -> State:
-        """The state after the upper loss was found to depend so on the logarithm of the step size; most parts do not learn so."""
+    def taught(self, state: State, effect: Effect) -> State:
+        """The state after it was seen what the size of the steps does to the upper loss; most parts do not learn so."""
         return state
 
     def followed(self, state: State, before: Tensor, after: Tensor) -> State:
@@ -307,20 +323,20 @@ class LowerPart(ABC):
         return state
 
 
-def told(part: LowerPart, lowered: Lowered, y: Tensor, slope: float, returned: bool) -> State:
+def told(part: LowerPart, lowered: Lowered, y: Tensor, effect: Effect, returned: bool) -> State:
     """The state of a part after the upper step.
 
     Args:
         part: What trains y.
         lowered: What it did.
         y: Where y is now.
-        slope: The derivative of the upper loss by the logarithm of the step sizes; NaN where nobody knows it.
+        effect: What the size of the steps does to the upper loss.
         returned: Whether y went back to where the upper loss was lowest.
     """
     state = part.followed(lowered.state, lowered.y, y)
     if returned:
         return part.calmed(state)
-    return part.taught(state, slope) if isfinite(slope) else state
+    return part.taught(state, effect) if isfinite(effect.slope) else state
 
 
 def lower_line(

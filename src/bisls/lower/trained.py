@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bisls.batches import Minibatches
 from bisls.derivatives import Averaged, Derivative, Following, Within
-from bisls.lower.base import Lowered, LowerPart, State, TraceStep, lower_line
+from bisls.lower.base import Effect, Lowered, LowerPart, State, TraceStep, lower_line
 from bisls.oracle import LowerPoint, Oracle
 from bisls.pace import SHARE
 from bisls.states import Fields, Number
@@ -96,12 +96,12 @@ class Trained(LowerPart):
         walk = Walk.unpacked(state)
         return {**state, **replace(walk, pace=walk.pace.calmed()).packed()}
 
-    def taught(self, state: State, slope: float) -> State:
+    def taught(self, state: State, effect: Effect) -> State:
         """Steps are shorter while the upper loss would fall with shorter ones: y is learning what x has still to leave out."""
         if not state:
             return state
         walk = Walk.unpacked(state)
-        return {**state, **replace(walk, pace=walk.pace.taught(slope)).packed()}
+        return {**state, **replace(walk, pace=walk.pace.taught(effect.slope)).packed()}
 
     def careful(self, state: State) -> State:
         """A tenth of the step."""
