@@ -90,5 +90,6 @@ clean:  ## remove everything that make made
 .venv-oldest/.ready: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip --disable-pip-version-check install --quiet --constraint constraints-oldest.txt \
-	  --editable ".[cli,dask,tables,tensorboard]" pytest hypothesis momo-opt build hatchling
+	  --editable ".[cli,dask,tables,tensorboard]" pytest hypothesis momo-opt build hatchling \
+	  mkdocs mkdocs-material "mkdocstrings[python]"
 	@touch $@

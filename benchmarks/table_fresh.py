@@ -1,6 +1,7 @@
 """Tables that nothing was chosen by or tuned on: made up anew for each split, and small ones of scikit-learn's.
 
 python benchmarks/tables.py --fresh
+python benchmarks/tables.py --drawn     36 more, of which size, groups, noise and classes are drawn as well
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 
 Numbers = np.random.Generator
 Drawn = tuple[np.ndarray, np.ndarray, list[int], int]  # columns, target, a group a column, rows to train on
+NEW = 500  # rows that judge the tables of which everything is drawn
 SMALL = 0.01  # seconds; what the rival takes less time for is said
 
 
@@ -141,6 +143,63 @@ FRESH: dict[str, Callable[[Numbers], Drawn]] = {
     "nothing but noise, classes": nothing_classes,
     "three classes, 48 columns of noise": three,
 }
+
+
+def anything(number: int) -> Drawn:
+    """A table of which everything is drawn: rows, columns, groups, what matters, how much noise, a number or classes."""
+    r = np.random.default_rng([2026, number])
+    rows, columns = (int(np.exp(r.uniform(*np.log(ends)))) for ends in ((40, 800), (6, 400)))
+    count = int(min(columns, np.exp(r.uniform(*np.log((2, 60))))))
+    groups = np.sort(np.concatenate([np.arange(count), r.integers(0, count, columns - count)]))
+    classes, total = int(r.choice([0, 0, 2, 3, 5])), rows + NEW
+    X = r.normal(size=(total, columns))
+    if r.random() < 0.4:
+        X += r.normal(size=(total, count))[:, groups]
+    size = np.exp(r.normal(0, r.choice([0.0, 1.0, 2.0]), size=count)) * (r.random(count) < r.choice([0.2, 0.6, 1.0]))
+    size = size if size.any() else np.ones(count)
+    eta = X @ (r.normal(size=(columns, max(1, classes))) * size[groups][:, None])
+    eta /= eta.std()
+    if classes == 0:
+        return X, eta[:, 0] + r.choice([0.5, 1, 2]) * r.normal(size=total), groups.tolist(), rows
+    if classes == 2:
+        return X, (2 * eta[:, 0] + r.logistic(size=total) > 0).astype(int), groups.tolist(), rows
+    return X, (2 * eta + r.gumbel(size=eta.shape)).argmax(1), groups.tolist(), rows
+
+
+def drawn(count: int, ours: Callable[[bool, list[int]], Any], rival: Callable[[bool], Any]) -> None:
+    """A line a table, and what they come to: the ratio of process times (the smaller of two), the gain on new rows."""
+    print("| rows x columns | groups | classes | gain | time over theirs | width |\n" + "|---" * 6 + "|")
+    gains: dict[bool, list[float]] = {False: [], True: []}
+    ratios = []
+    for number in range(count):
+        X, y, groups, rows = anything(number)
+        classifies = y.dtype.kind in "iu"
+        scores, spent, width = [], [], 0.0
+        for make in (lambda: ours(classifies, groups), lambda: rival(classifies)):  # noqa: B023
+            times = []
+            for _ in range(2):
+                began = time.process_time()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    model = make().fit(X[:rows], y[:rows])
+                times.append(time.process_time() - began)
+            spent.append(min(times))
+            width = getattr(model, "spread_", width)
+            if not classifies:
+                scores.append(r2_score(y[rows:], model.predict(X[rows:])))
+                continue
+            known = np.isin(y[rows:], model.classes_)  # a rare class may have no rows to learn from
+            scores.append(-log_loss(y[rows:][known], model.predict_proba(X[rows:][known]), labels=model.classes_))
+        gains[classifies].append(scores[0] - scores[1])
+        ratios.append(spent[0] / spent[1])
+        sizes = f"{rows} x {X.shape[1]} | {max(groups) + 1} | {len(np.unique(y)) if classifies else 0}"
+        note = f" (of {1e3 * spent[1]:.0f} ms)" if spent[1] < SMALL else ""
+        print(f"| {sizes} | {gains[classifies][-1]:+.4f} | {ratios[-1]:.1f}{note} | {width:g} |", flush=True)
+    for classifies, own in gains.items():
+        error = np.std(own, ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.nan
+        what = "log-loss" if classifies else "R2"
+        print(f"{what}: better by {np.mean(own):+.4f} +- {error:.4f} over {len(own)}, worst {min(own):+.4f}")
+    print(f"within five times on {sum(ratio <= 5 for ratio in ratios)} of {count}, worst {max(ratios):.1f}")
 
 
 HEAD = "| | groups | RidgeCV / LogisticRegressionCV | better by | time over theirs | groups used |\n" + "|---" * 6 + "|"

@@ -4,6 +4,7 @@
     python benchmarks/tables.py --tables college a9a     some of them
     python benchmarks/tables.py --times                  how long groups and one penalty take beside scikit-learn, in turn
     python benchmarks/tables.py --fresh                  eighteen tables that nothing was chosen by
+    python benchmarks/tables.py --drawn                  36 of which everything is drawn, one split each; kept nowhere
     python benchmarks/tables.py --page docs/tables.md    the tables of the page, from what is there; runs nothing
     python benchmarks/tables.py --notes                  what is not built, and when weights help: small versions of both
     python benchmarks/tables.py --quick                  two splits, small tables: a look at whether it runs
@@ -426,6 +427,7 @@ def main() -> None:
     parser.add_argument("--skip", nargs="*", default=[], help="methods to leave out")
     parser.add_argument("--times", action="store_true", help="how long it takes beside scikit-learn, in turn")
     parser.add_argument("--fresh", action="store_true", help="tables that nothing was chosen by")
+    parser.add_argument("--drawn", action="store_true", help="tables of which everything is drawn")
     parser.add_argument("--page", type=Path, help="write the tables of this page from what is there")
     parser.add_argument("--notes", action="store_true", help="what is not built, and when weights help")
     parser.add_argument("--quick", action="store_true")
@@ -437,6 +439,18 @@ def main() -> None:
 
         notes(2 if arguments.quick else 5)
         return
+
+    def ours(classifies: bool, groups: list[int]) -> Any:
+        return (GroupLogisticRegressionCV if classifies else GroupRidgeCV)(groups, random_state=0)
+
+    def rival(classifies: bool) -> Any:
+        return logistic(False) if classifies else RidgeCV(np.logspace(-3, 6, 28))
+
+    if arguments.drawn:
+        from table_fresh import drawn
+
+        drawn(3 if arguments.quick else 36, ours, rival)
+        return
     if arguments.fresh:
         from table_fresh import FRESH, fresh
 
@@ -446,10 +460,8 @@ def main() -> None:
         for name, row in fresh(
             arguments.tables or list(FRESH),
             2 if arguments.quick else arguments.splits,
-            lambda classifies, groups: (GroupLogisticRegressionCV if classifies else GroupRidgeCV)(
-                groups, random_state=0
-            ),
-            lambda classifies: logistic(False) if classifies else RidgeCV(np.logspace(-3, 6, 28)),
+            ours,
+            rival,
         ):
             rows[name] = {"row": row, "commit": commit()}
             record.write_text(json.dumps(rows, indent=1))

@@ -94,6 +94,7 @@ def test_weight_decay_is_adamws_with_the_step_that_was_taken(row):
         for p, old, grad, state in zip(params, before, grads, states, strict=True):
             group = optimizer.param_groups[0 if p.dim() > 1 else 1]
             step, decay = group["last_step_size"], 0.03 if p.dim() > 1 else 0.0
+            step *= optimizer.state[p].get("share", 1.0)  # Auto's tensors each have their own
             moved = state.get("z", old) - step * decay * old - step * headed(optimizer, p, grad)
             decayed += step * decay
             if averages(optimizer):

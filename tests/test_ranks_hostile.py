@@ -255,6 +255,8 @@ BOTH = {
 
 @pytest.mark.parametrize("name", BOTH)
 def test_what_does_not_fit_is_refused_on_every_rank(answers, name):
+    if "FSDP2" in name and torch.__version__ < "2.6":
+        pytest.skip("torch.distributed.fsdp has no fully_shard")
     for rank in range(2):
         text, seconds = answers[rank][name]
         assert BOTH[name] in text

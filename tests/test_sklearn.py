@@ -28,11 +28,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from bisls.signs import by_coordinates, by_signs
 from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedElasticNetCV, WeightedLassoCV, base
 from bisls.sklearn.batched import BatchedFolds
 from bisls.sklearn.lower import Logistic, Multinomial, Rows, Squared
 from bisls.sklearn.nested import nested_splits
-from bisls.sklearn.sparse import Sparse, _by_signs, _descended
+from bisls.sklearn.sparse import Sparse, _factorised
 from bisls.sklearn.tuning import Folds, Grouping
 
 warnings.filterwarnings("ignore", message="Skipping check check_array_api_input")
@@ -483,11 +484,11 @@ def test_signs_and_coordinates_lead_to_the_same():
     gram, right = X.T @ X, X.T @ rng.normal(size=40)
     l1, l2 = rng.uniform(0.5, 5.0, size=60), np.full(60, 0.1)
     l1[:2] = 0.0
-    by_signs, _ = _by_signs(gram, right, l1, l2, np.zeros(60))
-    by_coordinates = np.zeros(60)
-    _descended(gram, right, l1, l2, by_coordinates)
-    np.testing.assert_allclose(by_signs, by_coordinates, atol=1e-6)
-    assert 2 < np.count_nonzero(by_signs) < 40
+    signs, _ = by_signs(gram, right, l1, l2, np.zeros(60), _factorised)
+    coordinates = np.zeros(60)
+    by_coordinates(gram, right, l1, l2, coordinates)
+    np.testing.assert_allclose(signs, coordinates, atol=1e-6)
+    assert 2 < np.count_nonzero(signs) < 40
 
 
 def test_one_penalty_is_that_of_a_fine_grid_of_the_lasso():

@@ -8,7 +8,7 @@ from sklearn.model_selection import KFold, LeaveOneOut, RepeatedKFold, ShuffleSp
 
 from bisls.sklearn import GroupLogisticRegressionCV, GroupRidgeCV, WeightedLassoCV, classes
 from bisls.sklearn.cells import Products, Ridges, Sets
-from bisls.sklearn.classes import ByClasses
+from bisls.sklearn.classes import ByClasses, Lower
 from bisls.sklearn.descent import descend
 from bisls.sklearn.dual import Parts, RowRidges
 from bisls.sklearn.kernels import ByColumns, ByRows
@@ -301,3 +301,22 @@ def test_hostile_numbers_are_taken_or_said():
     assert np.isfinite(some.cv_loss_)
     with pytest.raises(ValueError, match=r"products of 5,001 columns.*GroupRidgeCV takes more columns"):
         WeightedLassoCV(np.arange(5000) % 5).fit(rng.normal(size=(60, 5000)), y)
+
+
+@pytest.mark.parametrize(
+    ("count", "columns", "kind"), [(150, 110, np.ndarray), (150, 250, classes.ByKernel), (300, 250, list)]
+)
+def test_several_classes_are_solved_for_without_what_the_loss_does_not_see(count, columns, kind):
+    """Products, and solutions, have no mean over the classes; few turns of conjugate gradients do, whatever the penalties."""
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.normal(size=(count, columns)), np.ones(count)])
+    rows = Rows(X, rng.integers(0, 4, count).astype(float), rng.uniform(0.5, 2.0, count))
+    penalties = np.append(np.exp(rng.uniform(-4, 4, columns)), 0.0)
+    w, right = (one - one.mean(1, keepdims=True) for one in rng.normal(size=(2, columns + 1, 4)))
+    here = Lower(rows, penalties, 0.1 * w)
+    blocks = here.blocks()
+    assert isinstance(blocks, kind)
+    found, turns = here.solve(right[:, :, None], blocks, np.array([1e-9]))
+    np.testing.assert_allclose(here.times(found)[:, :, 0], right, atol=1e-6)
+    np.testing.assert_allclose(found.mean(1), 0.0, atol=1e-12)
+    assert turns < 60

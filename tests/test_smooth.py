@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,8 +12,9 @@ from torch import Tensor
 import bisls
 from bisls.batches import Minibatches, Sample
 from bisls.directions import LBFGS
-from bisls.linear import CG, Dense
-from bisls.lower.solved import solved
+from bisls.linear import CG, Dense, Direct
+from bisls.lower import solved as newton
+from bisls.lower.solved import Goal, solved
 from bisls.oracle import Oracle
 from bisls.response import Scene, Tangent
 from bisls.response.solved import on_solutions
@@ -138,6 +140,20 @@ def test_an_f_that_has_risen_leads_back():
     assert 0.0 < float((x.detach() - past["x"]).abs().max()) <= LONGER * limit * (1 + 1e-12)
 
 
+def test_after_a_return_a_step_is_not_lengthened_to_where_it_came_from():
+    solver, x, _ = on()
+    state = solver.state_dict()
+    past = state["upper"]["past"]
+    state["upper"] = {**state["upper"], "past": {**past, "value": past["value"] - 1.0}}
+    solver.load_state_dict(state)
+    solver.step(None, None)
+    limit = solver.state_dict()["upper"]["past"]["widest"]
+    solver.step(None, None)
+    assert 0.0 < float((x.detach() - past["x"]).abs().max()) <= limit * (1 + 1e-12)
+    solver.step(None, None)
+    assert solver.state_dict()["upper"]["past"]["widest"] == 0.0  # from here on the last step counts again
+
+
 def test_x_that_somebody_else_has_moved_begins_anew():
     solver, x, _ = on()
     with torch.no_grad():
@@ -199,15 +215,132 @@ def test_along_the_line_the_lower_problem_is_solved():
     assert exact.line.slope == pytest.approx(-float(estimate.flat @ estimate.flat))
 
 
+def test_where_y_is_not_solved_for_the_line_is_the_tangent():
+    """No trial can be closer to the solution than the point where the line begins."""
+    problem, x, y = valley()
+    with torch.no_grad():
+        y.copy_(follows(x) + 0.1)
+    oracle = Oracle(problem)
+    estimate = bisls.Implicit(bisls.linear.Direct(CG(tol=1e-12))).estimate(oracle, None, None, {})
+    sample, search = Sample(None, Minibatches.repeated(None, 10)), 1e-6 * estimate.flat
+    point = problem.x.read(), problem.y.read()
+    scene = Scene(oracle, None, estimate, search, *point, sample, None, None, None, 1.0)
+    ray = Tangent(linear=Dense()).ray(scene, {})
+    assert on_solutions(scene, estimate.graph, ray, Dense()) is ray
+
+
+# --- Newton steps below
+
+
+def bowl(curvature: float = 3.0) -> tuple[Oracle, Tensor]:
+    """g = sum of c cosh(y - 1): its solution is 1, its Hessian there c."""
+    x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    y = torch.full((4,), 1.3, dtype=torch.float64, requires_grad=True)
+
+    def lower(_: object) -> Tensor:
+        return curvature * torch.cosh(y - 1).sum() + 0 * x.sum()
+
+    return Oracle(bisls.Bilevel(lambda _: (y**2).sum(), lower, [x], [y])), y.detach().clone()
+
+
+def test_an_inverse_from_nearby_leads_to_the_solution_without_another():
+    oracle, y = bowl()
+    found = solved(oracle, None, y, Goal(1e-9), Dense(), lambda v: v / 3.0)
+    assert found.done
+    assert float((found.y - 1).abs().max()) < 1e-9
+    assert oracle.cost.lower_graphs == 0
+    assert found.steps < oracle.cost.lower_gradients <= 4
+
+
+@pytest.mark.parametrize("wrong", [0.1, 1.9, 5.0])
+def test_an_inverse_that_leads_on_too_slowly_is_made_anew(wrong):
+    """Too short steps, steps that come back, and steps that lead away."""
+    oracle, y = bowl()
+    found = solved(oracle, None, y, Goal(1e-9), Direct(), lambda v: wrong * v / 3.0)
+    assert found.done
+    assert float((found.y - 1).abs().max()) < 1e-9
+    assert oracle.cost.lower_graphs == 1
+
+
+def test_without_an_inverse_each_step_is_newtons_own():
+    oracle, y = bowl()
+    found = solved(oracle, None, y, Goal(1e-6), CG(tol=1e-8), None)
+    assert found.done
+    assert found.inverse is None
+    assert float((found.y - 1).abs().max()) < 1e-6
+
+
+def test_a_solution_at_infinity_is_not_looked_for_for_ever():
+    """A penalty that has vanished: every Newton step goes on by 1. What they have gained is kept."""
+    x = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    y = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    oracle = Oracle(bisls.Bilevel(lambda _: (y**2).sum(), lambda _: torch.exp(-y).sum() + 0 * x.sum(), [x], [y]))
+    found = solved(oracle, None, torch.zeros(2, dtype=torch.float64), Goal(1e-6), Dense(), None)
+    assert not found.done
+    assert found.y.tolist() == pytest.approx([float(newton.NEW)] * 2)
+    assert oracle.cost.lower_graphs == newton.NEW
+
+
+def test_what_does_not_matter_above_is_not_solved_for_below():
+    oracle, y = bowl()
+    heed = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)  # all steps here are alike: f does not see them
+    assert solved(oracle, None, y, Goal(0.0, heed, 1e-12), Dense(), lambda v: v / 3.0).steps == 1
+    assert solved(oracle, None, y, Goal(0.0, heed.abs(), 1e-12), Dense(), lambda v: v / 3.0).steps > 1
+
+
 def test_a_problem_that_newton_cannot_solve_is_left_to_the_loop():
     x = torch.zeros(2, requires_grad=True)
     y = torch.tensor([0.1, 0.0], requires_grad=True)
     bent = bisls.Bilevel(lambda _: (y**2).sum(), lambda _: (y[0] ** 4 - y[0] ** 2 + y[1] ** 2) + 0 * x.sum(), [x], [y])
-    oracle = Oracle(bent)
-    assert solved(oracle, None, bent.y.read(), 1e-6, CG(), None) is None
+    oracle, goal = Oracle(bent), Goal(1e-6)
+    assert solved(oracle, None, bent.y.read(), goal, CG(), None) is None
     drawn = bisls.Bilevel(lambda _: (y**2).sum(), lambda _: ((y - torch.randn(2)) ** 2).sum() + 0 * x.sum(), [x], [y])
-    assert solved(Oracle(drawn), None, bent.y.read(), 1e-6, CG(), None) is None
-    assert solved(Oracle(drawn), None, bent.y.read(), 1e-6, CG(), lambda v: 0.5 * v) is None
+    assert solved(Oracle(drawn), None, bent.y.read(), goal, CG(), None) is None
+    assert solved(Oracle(drawn), None, bent.y.read(), goal, CG(), lambda v: 0.5 * v) is None
+
+
+def made_up(kind: str, seed: int) -> bisls.tasks.Task:
+    """One penalty a feature, on columns of very different sizes."""
+    draw = np.random.RandomState(seed)
+    d, n = (8, 80) if kind == "logistic" else (12, 60)
+    features = draw.randn(2 * n, d) * (1.0 + np.arange(d)) ** -0.5
+    scores = features @ draw.randn(d) + 0.5 * draw.randn(2 * n)
+    targets = (scores > 0).astype(float) if kind == "logistic" else scores
+    make = bisls.tasks.logistic_penalties if kind == "logistic" else bisls.tasks.ridge_penalties
+    return make((features[:n], targets[:n]), (features[n:], targets[n:]), penalty=torch.exp)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["logistic", "ridge"])
+def test_inverses_used_again_end_where_new_ones_do(kind, monkeypatch):
+    for seed in range(2):
+        ends = []
+        for faster in (newton.FASTER, 0.0):  # 0: every step has a Hessian of its own
+            monkeypatch.setattr(newton, "FASTER", faster)
+            task = made_up(kind, seed)
+            solver = bisls.BiSLS(task.problem, lower_iters=task.lower_iters)
+            for _ in range(80):
+                record = solver.step(task.upper_data, task.lower_data)
+                assert record.upper_value < 10.0
+            ends.append(task.exact())
+        assert ends[0] <= ends[1] * (1 + 1e-5)  # of single precision
+
+
+def test_pictures_without_a_whole_inverse_are_solved_for_too():
+    """Where products were fewer than the loop's steps; here the Hessian can't be written out in one piece."""
+    x = torch.zeros(3, requires_grad=True)
+    y = torch.zeros(1100, requires_grad=True)
+    target = torch.linspace(-1, 1, 1100)
+    scale = 1 + torch.arange(1100) % 3
+
+    def lower(_: object) -> Tensor:
+        return (0.5 * scale * (y - target) ** 2 * torch.exp(x).mean() + 0.5 * torch.exp(x[0]) * y**2).sum() / 100
+
+    solver = bisls.BiSLS(bisls.Bilevel(lambda _: ((y - 0.7 * target) ** 2).mean(), lower, [x], [y]), lower_iters=10)
+    records = run(solver, 6)
+    assert records[0].lower_steps == 10
+    assert all(record.lower_steps <= 4 for record in records[1:])
+    assert len(solver.oracle.memory.learnt.inverse or []) != 1
 
 
 # --- what it is made of

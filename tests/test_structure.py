@@ -39,6 +39,7 @@ ORDER = [
     "operators",
     "batches",
     "arrays",
+    "signs",
     "evaluate",
     "points",
     "oracle",

@@ -215,7 +215,11 @@ WAYS = {
     ),
     "accumulation": lambda: solved(Net(), adamw, batches=[ROWS[:2], ROWS[2:4]]),
     "his own": lambda: solved(Net(), lambda params: Lion(params, signs=False)),
-    **{name: lambda name=name: solved(Net(), getattr(torch.optim, name)) for name in OTHERS},
+    **{
+        name: lambda name=name: solved(Net(), getattr(torch.optim, name))
+        for name in OTHERS
+        if hasattr(torch.optim, name)
+    },
 }
 
 

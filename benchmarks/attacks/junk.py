@@ -376,8 +376,9 @@ def calls() -> dict[str, Call]:
     # ruff: noqa: E501
     rows = [
         Call("Bilevel", bilevel, {**losses, "upper_params": "tensors", "lower_params": "tensors", "buffers": "tensors|empty",
-             "upper_bounds": "part?", "lower_bounds": "part?", "lower_start": "loss?", "tape": "flag?"}, use=lambda made: steps(bisls.BiSLS(made, lower_iters=2))),
+             "upper_bounds": "part?", "lower_bounds": "part?", "lower_start": "loss?", "lower_l1": "loss?", "tape": "flag?"}, use=lambda made: steps(bisls.BiSLS(made, lower_iters=2))),
         Call("Simplex", bisls.Simplex, {"floor": "number"}),
+        Call("CoordinateDescent", bisls.CoordinateDescent, {"iters": "whole", "tol": "number"}),
         Call("Box", one_box, {"low": "number", "high": "number"}, use=bounded),
         Call("BiSLS", bisls.BiSLS, {**PARTS, "problem": "part", "alpha": "number?", "beta": "number?"}, given, steps),
         Call("BiSLS.paper", bisls.BiSLS.paper, picked("direction", "hypergrad", "lower_iters", "lower_tol", "upper_step", "lower_step",

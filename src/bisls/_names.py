@@ -39,6 +39,7 @@ from bisls.linear import Direct as Direct
 from bisls.linear import Identity as Identity
 from bisls.linear import Neumann as Neumann
 from bisls.linear import Solution as Solution
+from bisls.lower import CoordinateDescent as CoordinateDescent
 from bisls.methods import Alternating as Alternating
 from bisls.methods import BiSLS as BiSLS
 from bisls.methods import BiSPS as BiSPS

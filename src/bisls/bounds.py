@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -190,6 +191,25 @@ class Simplex(Bounds):
         free = (above - excess[max(kept, 1) - 1]).clamp(min=0)
         free = free * (mass / free.sum())  # from far away the difference has lost digits
         return torch.maximum((free + self.floor).to(own), low)
+
+
+@dataclass(frozen=True)
+class Kinks(Bounds):
+    """No bounds, but what an L1 term holds at zero: such coordinates do not respond, as those on a bound do not.
+
+    Args:
+        weights: The weight of the absolute value of each coordinate, flat; one of weight 0 is never held.
+    """
+
+    weights: Callable[[], Tensor]
+
+    def project(self, flat: Tensor, vector: Vector) -> Tensor:
+        """Every point is allowed."""
+        return flat
+
+    def held(self, flat: Tensor, gradient: Tensor, vector: Vector) -> Tensor:
+        """What is exactly zero, where the lower problem has been solved."""
+        return (flat == 0) & (self.weights() > 0)
 
 
 def inside(bounds: Bounds | None, point: Tensor, direction: Tensor, reach: float, vector: Vector) -> Tensor:

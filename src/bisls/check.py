@@ -13,8 +13,9 @@ from torch import Tensor
 from bisls._check import number, optional, settled, whole_number
 from bisls.agreement import agree_on_parameters
 from bisls.batches import Minibatches
-from bisls.hypergrad.base import HypergradientMethod, must_estimate
-from bisls.lower import Newton
+from bisls.hypergrad.base import HypergradientMethod, must_estimate, must_solve_kinks
+from bisls.lower import CoordinateDescent, LowerPart, Newton
+from bisls.lower.base import freed
 from bisls.oracle import Oracle
 from bisls.problem import Bilevel, must_be_problem
 from bisls.ranks import together
@@ -134,6 +135,10 @@ def check_hypergradient(
     lower_iters = settled(call, "lower_iters", lower_iters, whole_number(1))
     tolerance = settled(call, "tolerance", tolerance, optional(number("(0, inf)", "must be positive and finite")))
     method = must_estimate(call, method)
+    must_solve_kinks(call, "method", method, problem)
+    part: LowerPart = Newton(lower_iters)
+    if problem.lower_l1 is not None:
+        part = CoordinateDescent(lower_iters, tol=0.0)
     oracle = Oracle(problem)
     precision = torch.finfo(torch.promote_types(problem.x.dtype, problem.y.dtype)).eps
     tolerance = tolerance if tolerance is not None else (1e-5 if precision < 1e-10 else 2e-2)
@@ -146,12 +151,13 @@ def check_hypergradient(
         def solved(x: Tensor, y: Tensor) -> tuple[float, Tensor, float]:
             """F(x), y*(x) and what is left of the lower gradient, from a guess of y."""
             problem.x.write_(x)
-            lowered = Newton(lower_iters).descend(oracle, Minibatches([lower_batch]), y, 0, {}, replay=masks)
-            left = norm(oracle.lower(lower_batch, lowered.y, masks).grad)
+            lowered = part.descend(oracle, Minibatches([lower_batch]), y, 0, {}, replay=masks)
+            left = norm(freed(oracle, oracle.lower(lower_batch, lowered.y, masks).grad, lowered.y))
             return oracle.upper_value(upper_batch, replay), lowered.y, left
 
         try:
-            first = norm(oracle.lower_graph(lower_batch, masks).grad)
+            graph = oracle.lower_graph(lower_batch, masks)
+            first = norm(graph.freed(graph.grad))
             value, y_star, left = solved(x0, y0)
             replay.restore()
             hg = method.estimate(oracle, upper_batch, lower_batch, {})

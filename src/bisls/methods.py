@@ -18,7 +18,7 @@ from bisls.hypergrad.lookahead import Lookahead
 from bisls.linear.base import LinearSolver
 from bisls.linear.cg import CG
 from bisls.linear.direct import Direct
-from bisls.lower import Begun, Held, Loop, Solved, Trained, UserOptimizer
+from bisls.lower import Begun, CoordinateDescent, Held, Loop, LowerPart, Solved, Trained, UserOptimizer
 from bisls.paced import Paced
 from bisls.parts import Default, instead, part
 from bisls.problem import Bilevel
@@ -116,8 +116,11 @@ class BiSLS(Solver):
         beta: float | None = None,
         patience: int = 20,
         lower_direction: Direction | None = None,
-        lower_optimizer: Optimizer | None = None,
+        lower_optimizer: Optimizer | LowerPart | None = None,
     ):
+        kinks = getattr(problem, "lower_l1", None) is not None
+        if kinks and all(given is None for given in (lower_step, lower_direction, lower_optimizer)):
+            lower_optimizer = CoordinateDescent()
         own = lower_step is None and lower_optimizer is None
         _one_of_two("BiSLS", alpha, beta, upper_step, lower_step, lower_optimizer)
         if lower_optimizer is not None and polish is POLISH:  # not asked for
@@ -130,7 +133,8 @@ class BiSLS(Solver):
         retraced = isinstance(response, Rerun)
         estimate = Lookahead(NEAR, floor=FLOOR) if retraced else Implicit(linear, spread=4.0)
         hypergrad = estimate if retraced and hypergrad is None else hypergrad
-        follow = Rerun() if getattr(hypergrad, "following", None) is not None else Tangent()
+        looked = getattr(hypergrad, "following", None) is not None
+        follow = Rerun() if looked or kinks else Tangent()  # the way to another sign is no tangent
         super().__init__(
             problem,
             direction=Denoised(b2=0.999) if direction is None else direction,
@@ -154,6 +158,9 @@ class BiSLS(Solver):
         with standing_for("BiSLS", start="alpha"):
             paced = Paced(alpha)
         loop = replace(self.lower, polish=None) if isinstance(self.lower, Loop) else self.lower
+        if kinks and isinstance(self.upper, Upper):
+            self._offer(View(self.lower, self.hypergrad, Smooth(self.upper, POLISH)))
+            return
         free = own and lower_direction is None and lower_tol is None and not lower_average
         again = problem.lower_start is not None
         with standing_for("BiSLS", start="beta"):
@@ -192,7 +199,7 @@ class BiSLS(Solver):
         upper_step: StepRule | None = None,
         lower_step: StepRule | None = None,
         lower_direction: Direction | None = None,
-        lower_optimizer: Optimizer | None = None,
+        lower_optimizer: Optimizer | LowerPart | None = None,
     ) -> Solver:
         """The paper's Algorithm 1: BiSLS-Adam, or BiSLS-SGD with ``direction=Steepest()``.
 
@@ -306,7 +313,7 @@ class BiSPS(Solver):
         lower_iters: int | None = None,
         lower_tol: float | None = None,
         lower_direction: Direction | None = None,
-        lower_optimizer: Optimizer | None = None,
+        lower_optimizer: Optimizer | LowerPart | None = None,
     ):
         samples = settled("BiSPS", "samples", samples, whole_number(1, "must be 1 or 2", most=2))
         own = lower_step is None and lower_optimizer is None
@@ -359,7 +366,7 @@ class Alternating(Solver):
         lower_iters: int | None = None,
         lower_tol: float | None = None,
         lower_direction: Direction | None = None,
-        lower_optimizer: Optimizer | None = None,
+        lower_optimizer: Optimizer | LowerPart | None = None,
     ):
         super().__init__(
             problem,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cached_property
 from math import nan
 from typing import Any
@@ -75,6 +76,14 @@ class LowerGraph:
     def freed(self, v: Tensor) -> Tensor:
         """A vector like y with 0 where y sits on a bound."""
         return v if self._free is None else v * self._free
+
+    @property
+    def unheld(self) -> LowerGraph:
+        """The same graph with all coordinates free, those on a bound as well."""
+        found = copy(self)
+        found.__dict__.pop("hessian", None)
+        found._free = None
+        return found
 
     @cached_property
     def hessian(self) -> Operator:

@@ -11,7 +11,7 @@ from bisls._check import FLAG, Adopted, adopted, has_methods, having, number, op
 from bisls.directions.base import Direction
 from bisls.hypergrad.base import HypergradientMethod
 from bisls.linear.base import LinearSolver
-from bisls.lower import Loop, LowerPart, UserOptimizer
+from bisls.lower import CoordinateDescent, Loop, LowerPart, UserOptimizer
 from bisls.problem import Bilevel
 from bisls.response.base import Response
 from bisls.steps.base import StepRule
@@ -44,7 +44,20 @@ def lower_part(call: str, problem: Bilevel, optimizer: Any, polish: Any, own: Ma
         part_of_ones_own: LowerPart | None = (
             adopted(LowerPart, optimizer) if has_methods(LowerPart, optimizer) else None
         )
-        return part_of_ones_own or UserOptimizer(optimizer, problem.y, call)
+        made: LowerPart = part_of_ones_own or UserOptimizer(optimizer, problem.y, call)
+        if made.solves_kinks and problem.lower_l1 is None and type(made) is CoordinateDescent:
+            raise ValueError(
+                f"`{call}(lower_optimizer={optimizer!r})`: it is for lower problems with an L1 term, and this one has none; "
+                "declare it by Bilevel(lower_l1=...), or leave lower_optimizer out"
+            )
+        if problem.lower_l1 is None or made.solves_kinks:
+            return made
+    if problem.lower_l1 is not None:
+        raise ValueError(
+            f"`{call}(problem=...)`: the lower loss has an L1 term (lower_l1), and steps along gradients do not end at its "
+            "zeros; pass lower_optimizer=CoordinateDescent(), and nothing else that says how lower steps are taken "
+            "(BiSLS takes it by itself)"
+        )
     small = optional(number("[0, inf)", "must be at least 0, or None"))
     average = settled(call, "lower_average", False if own["average"] is None else own["average"], FLAG)
     settings: dict[str, Any] = {"tol": settled(call, "lower_tol", own["tol"], small), "average": average}

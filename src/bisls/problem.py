@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bisls._check import FLAG, Wrong, function, having, instance, iterable, optional, require_argument, settled
-from bisls.bounds import Bounds
+from bisls.bounds import Bounds, Kinks
 from bisls.overlap import overlapping
 from bisls.ranks import WHOLE, sharded
 from bisls.replicas import quiet
@@ -34,6 +34,10 @@ class Bilevel:
         upper_bounds: Where x may go: `Box(low, high)`, or an object with ``project(flat, vector)``. Searches stay inside.
         lower_bounds: The same for y. Coordinates that sit on a bound of a `Box` do not respond to x, and the hypergradient
             treats them so.
+        lower_l1: Adds ``sum_j p_j |y_j|`` to the lower loss: a function of nothing that returns the weights p, at least 0,
+            computed from x: a tensor (or number) that goes with every lower parameter, or a list with one for each of them.
+            `BiSLS` solves such problems by `CoordinateDescent`; coordinates that are zero do not respond to x. Not with
+            ``lower_bounds``.
         lower_start: Where y begins in every iteration: a function that returns tensors like the lower parameters, computed from
             the upper ones (meta-learning: y begins at x) or not (a fresh y for each batch). It takes nothing, or the lower batch.
             Gradients flow through it where the hypergradient looks through the steps (`Lookahead`). Upper and lower batch
@@ -64,6 +68,7 @@ class Bilevel:
         *,
         upper_bounds: Bounds | None = None,
         lower_bounds: Bounds | None = None,
+        lower_l1: Callable[[], Any] | None = None,
         lower_start: Callable[..., Any] | None = None,
         tape: bool | None = None,
     ):
@@ -75,6 +80,13 @@ class Bilevel:
         require_argument(
             "Bilevel", "lower_start", lower_start, lower_start is None or _taken(lower_start) is not None, rule
         )
+        rule = "must be a function of nothing that returns the weights of the absolute values, or None"
+        settled("Bilevel", "lower_l1", lower_l1, optional(function(0, rule), rule))
+        if lower_l1 is not None and lower_bounds is not None:
+            raise ValueError(
+                "`Bilevel(lower_l1=..., lower_bounds=...)`: pass one of the two; inside bounds write y = u - v, both in a "
+                "Box(low=0.0), and the L1 term as u + v in lower_loss"
+            )
         upper = _checked("upper_params", upper_params)
         lower = _checked("lower_params", lower_params)
         shared = {id(tensor) for tensor in upper} & {id(tensor) for tensor in lower}
@@ -100,12 +112,50 @@ class Bilevel:
         self.buffers = _listed("buffers", buffers)
         self._around: Surroundings | None = None
         self.upper_bounds = _settled("upper_bounds", upper_bounds, self.x)
-        self.lower_bounds = _settled("lower_bounds", lower_bounds, self.y)
+        self.lower_l1, self._smooth = lower_l1, lower_loss
+        if lower_l1 is not None:
+            self.lower_loss = self._kinked
+        kinks = None if lower_l1 is None else Kinks(self.l1_weights)
+        self.lower_bounds = kinks or _settled("lower_bounds", lower_bounds, self.y)
 
     @property
     def levels(self) -> dict[str, tuple[Tensor, ...]]:
         """The parameters, by the names of the arguments."""
         return {"upper_params": self.x.tensors, "lower_params": self.y.tensors}
+
+    def _kinked(self, batch: Any) -> Any:
+        """The lower loss with its L1 term; a loss that is no tensor is refused by those who look at it."""
+        loss = self._smooth(batch)
+        pairs = zip(self._l1_weights(), self.y.tensors, strict=True)
+        return loss + sum((weight * y.abs()).sum() for weight, y in pairs) if isinstance(loss, Tensor) else loss
+
+    def l1_weights(self) -> Tensor:
+        """The weights of ``lower_l1`` at the present x, flat.
+
+        Raises:
+            ValueError: They do not go with the lower parameters.
+        """
+        with torch.no_grad():
+            return self.y.join(self._l1_weights()).clone()
+
+    def _l1_weights(self) -> list[Tensor]:
+        """One for each lower parameter, of its shape."""
+        assert self.lower_l1 is not None
+        found, own, call = self.lower_l1(), self.y.tensors, "`Bilevel(lower_l1=...)`"
+        several = isinstance(found, list | tuple)
+        if several and len(found) != len(own):
+            raise ValueError(f"{call} returned {len(found)} weights; lower_params has {len(own)} tensors")
+        made = []
+        for weight, y in zip(found if several else [found] * len(own), own, strict=True):
+            weight = torch.as_tensor(weight, dtype=y.dtype, device=y.device)
+            try:
+                made.append(weight.expand_as(y))
+            except RuntimeError:
+                raise ValueError(
+                    f"{call} returned weights of shape {tuple(weight.shape)}, which do not go with a lower parameter of shape "
+                    f"{tuple(y.shape)}"
+                ) from None
+        return made
 
     def start(self, batch: Any) -> tuple[Tensor, ...]:
         """What ``lower_start`` gives at the present x, checked.
@@ -150,8 +200,9 @@ class Bilevel:
     def look_around(self) -> Surroundings:
         """What the losses can reach now. Solvers look once an iteration: generators may come and go."""
         trained = (*self.x.tensors, *self.y.tensors)
-        start = () if self.lower_start is None else (self.lower_start,)
-        self._around = Surroundings(self.upper_loss, self.lower_loss, *start, trained=trained)
+        lower = self.lower_loss if self.lower_l1 is None else self._smooth
+        others = [own for own in (self.lower_start, self.lower_l1) if own is not None]
+        self._around = Surroundings(self.upper_loss, lower, *others, trained=trained)
         return self._around
 
     def __repr__(self) -> str:

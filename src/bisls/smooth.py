@@ -155,14 +155,15 @@ class Smooth:
             ray = exact
         else:  # g could not be solved anywhere on it
             step = _searched(ray, reach)
-        if cut and step.size == 1.0 and step.status is Status.OK:
+        # after one that came to nothing it would only lead there again
+        if cut and past.limit == 0.0 and step.size == 1.0 and step.status is Status.OK:
             step = _longer(ray.line, step)
         alpha, y, checked = arrive(scene, ray, heading, step)
         kept = {**state, "direction": direction, "response": {**ray.state, **checked}}
         taken = Taken(y, alpha, step.checks, step.status, ray.status, kept)
         if alpha == 0.0:
             past = past.shortened(limits)
-        return _kept(taken, past, scene.oracle.problem.x)
+        return _kept(taken, past, scene.oracle.problem.x, cut)
 
 
 @dataclass(frozen=True)
@@ -231,8 +232,8 @@ class Past:
             self.count + 1,
             moves,
             turns,
-            self.limit,
-            self.widest,
+            0.0 if length > 0.0 else self.limit,
+            0.0 if length > 0.0 else self.widest,
             int(self.on or slow),
             self.rounded,
         )
@@ -307,8 +308,8 @@ def _share(d: Tensor, scale: Tensor, limits: tuple[float, float]) -> float:
     return min(limit / length if length > 0.0 else 1.0 for limit, length in zip(limits, lengths, strict=True))
 
 
-def _kept(taken: Taken, past: Past, x: Vector) -> Taken:
-    past = replace(past, end=x.read(), rounded=int(taken.status is Status.ROUNDING))
+def _kept(taken: Taken, past: Past, x: Vector, cut: bool = False) -> Taken:
+    past = replace(past, end=x.read(), rounded=int(taken.status is Status.ROUNDING and not cut))
     return replace(taken, state={**taken.state, "past": past.packed()})
 
 

@@ -16,9 +16,9 @@ from bisls.agreement import agree, agree_on_parameters
 from bisls.arrays import naming_arrays
 from bisls.batches import Sample
 from bisls.directions.base import Direction
-from bisls.hypergrad.base import Hypergradient, HypergradientMethod
+from bisls.hypergrad.base import Hypergradient, HypergradientMethod, must_solve_kinks
 from bisls.linear.base import LinearSolver
-from bisls.lower import Ended, begin, told
+from bisls.lower import Ended, LowerPart, begin, told
 from bisls.operators import Learnt
 from bisls.oracle import Oracle
 from bisls.paced import Paced
@@ -109,7 +109,7 @@ class Solver:
         polish: LinearSolver | None = None,
         patience: int = 20,
         lower_direction: Direction | None = None,
-        lower_optimizer: torch.optim.Optimizer | None = None,
+        lower_optimizer: torch.optim.Optimizer | LowerPart | None = None,
     ):
         call = type(self).__name__
         must_be_problem(call, problem)
@@ -126,6 +126,7 @@ class Solver:
             part(call, "upper_step", upper_step),
             search_every,
         )
+        must_solve_kinks(call, "hypergrad", self.hypergrad, problem)
         check_together(call, self.upper.response, self.upper.rule)
         average = None if lower_average is False else lower_average
         own = {"step": lower_step, "direction": lower_direction, "tol": lower_tol, "average": average}

@@ -158,7 +158,8 @@ def estimated(
         here: Whether ``upper`` was evaluated at (x, y).
     """
     if lower_grad_norm is None:
-        lower_grad_norm = nan if graph is None else norm(graph.grad)
+        grad = None if graph is None else graph.grad if isinstance(graph, MeanGraph) else graph.freed(graph.grad)
+        lower_grad_norm = nan if grad is None else norm(grad)
     return Hypergradient(
         value=upper.value,
         flat=flat,
@@ -201,6 +202,7 @@ def hypergradient(problem: Bilevel, upper_batch: Any, lower_batch: Any, method: 
         tensor([-10.])
     """
     must_be_problem("hypergradient", problem)
+    must_solve_kinks("hypergradient", "method", method, problem)
     agree_on_parameters("hypergradient(...)", problem.levels)
     hg = must_estimate("hypergradient", method).estimate(Oracle(problem), upper_batch, lower_batch, {})
     if not abs(hg.value) < float("inf"):
@@ -210,6 +212,15 @@ def hypergradient(problem: Bilevel, upper_batch: Any, lower_batch: Any, method: 
     if not bool(torch.isfinite(hg.flat).all()):
         raise FloatingPointError(f"`hypergradient(...)`: the estimate is not finite. {Status.NON_FINITE.advice}")
     return hg
+
+
+def must_solve_kinks(call: str, name: str, method: Any, problem: Bilevel) -> None:
+    """Refuse a method that looks through lower steps where the lower problem has an L1 term: they do not end at its zeros."""
+    if problem.lower_l1 is not None and getattr(method, "view", "implicit") != "implicit":
+        raise ValueError(
+            f"`{call}({name}={method!r})`: it looks through steps, and a lower problem with an L1 term (lower_l1) is solved, not "
+            "stepped through; use `Implicit(CG())`, which is exact there"
+        )
 
 
 def must_estimate(call: str, method: Any) -> HypergradientMethod:

@@ -11,7 +11,7 @@ from torch import Tensor
 from bisls._check import having, settle
 from bisls.linear.base import LinearSolver, Operator, Solution, State
 from bisls.linear.cg import CG
-from bisls.operators import Learnt, Spent, as_operator
+from bisls.operators import Learnt, Spent, as_operator, block_rows
 from bisls.states import Fields
 from bisls.status import Status
 from bisls.vector import Vector, norm
@@ -100,6 +100,11 @@ class Direct(LinearSolver):
     def keeps(self, vector: Vector | None) -> Fields:
         """As the other solver."""
         return self.otherwise.keeps(vector)
+
+
+def due(learnt: Learnt, n: int) -> bool:
+    """Whether a Hessian with n rows is to be written out, in one block, where the next solve begins."""
+    return block_rows(n) == n > 0 and (n <= SMALL or _due(learnt, BEGIN + COLUMN * n))
 
 
 def _due(learnt: Learnt, price: float) -> bool:

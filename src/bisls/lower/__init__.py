@@ -9,6 +9,7 @@ from bisls.lower.base import TraceStep as TraceStep
 from bisls.lower.base import told as told
 from bisls.lower.begun import Begun as Begun
 from bisls.lower.begun import Held as Held
+from bisls.lower.coordinate import CoordinateDescent as CoordinateDescent
 from bisls.lower.first import begin as begin
 from bisls.lower.loop import Loop as Loop
 from bisls.lower.newton import Newton as Newton

@@ -233,10 +233,12 @@ class LowerPart(ABC):
 
     Attributes:
         restarts: Whether y may begin again, or go back, with shorter steps: they are its own to choose.
+        solves_kinks: Whether it brings y to exactly 0 where an L1 term (``Bilevel(lower_l1=...)``) holds it.
         settings: Numbers that may change from step to step, and must be the same on every rank when a run begins.
     """
 
     restarts: ClassVar[bool] = False
+    solves_kinks: ClassVar[bool] = False
     settings: Any = None
 
     @abstractmethod

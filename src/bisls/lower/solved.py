@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from bisls.batches import Minibatches
 from bisls.derivatives import Following
 from bisls.linear.base import LinearSolver
+from bisls.linear.direct import due
 from bisls.lower.base import SEEN, Lowered, State
 from bisls.lower.loop import Loop
 from bisls.operators import Inverse
@@ -19,32 +20,45 @@ from bisls.oracle import LowerGraph, LowerPoint, Oracle
 from bisls.states import Fields, Number
 from bisls.status import Status
 from bisls.still import Moment
-from bisls.vector import Vector, norm
+from bisls.vector import Vector, dot, norm
 
 SHARE = 0.01  # y is solved for up to so much of the way that x moved it
-CHORDS, STEPS = 5, 8  # at most so many steps with an old inverse, and so many of Newton's own
-FASTER = 0.3  # an old inverse is kept for as long as each step leaves at most this share of the gradient
-STALLED = 0.5  # a full Newton step that leaves more than this share of it has come down to rounding
+NEW = 3  # at most so many inverses are made
+FASTER = 0.3  # an inverse is kept for as long as each step with it is at most so much of the one before
+STALLED = 0.5  # a full Newton step that leaves more than this, and lowers nothing, has come down to rounding
 SHORTEST = 1e-3  # a Newton step is shortened to no less than this
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where the lower problem was solved, in how many steps, after how many looks at the loss, and the loss where they began."""
+    """Where the lower problem was solved.
+
+    Attributes:
+        y: The solution, or how far so many steps have led.
+        steps: How many steps led there.
+        checks: How many trials were too long.
+        first: The loss where they began.
+        inverse: The inverse Hessian that the last of them was made with; None where it is not known as a whole.
+        done: Whether it is the solution.
+    """
 
     y: Tensor
     steps: int
     checks: int
     first: LowerPoint | LowerGraph
+    inverse: Inverse | None
+    done: bool
 
 
 @dataclass(frozen=True)
 class Solved(Loop):
     """A `Loop`; where all data are those of the last iteration, Newton steps in its place, as long as they converge.
 
-    After an upper step y is nearly solved for already: it moved along. A step with the inverse Hessian that the linear solves
-    have left behind brings it to the solution, one or two as a rule, where the loop makes T. Where that does not converge at
-    once, full Newton steps follow; and where these do not (negative curvature, random numbers), or there is no inverse, the loop.
+    After an upper step y is nearly solved for already: it moved along. Steps with the inverse Hessian that the linear solves have
+    left behind bring it to the solution, one or two as a rule, where the loop makes T. Each is compared with the one before:
+    where they do not become shorter fast, the inverse is made anew, a few times at most, and what is gained by then is kept.
+    Where there is no inverse, Newton steps by products, if these were fewer than the loop's steps; the loop where nothing is
+    to be gained (negative curvature, random numbers).
     """
 
     def descend(
@@ -59,10 +73,8 @@ class Solved(Loop):
         replay: Moment | None = None,
     ) -> Lowered:
         """Solve, or make the steps of the loop."""
-        known = batches.steady and "moved" in state and solvable(oracle)
-        if known and self.polish is not None and not trace and replay is None:
-            tol, inverse = SHARE * state["moved"], oracle.memory.learnt.applied
-            found = solved(oracle, batches.newest, y, tol, self.polish, inverse)
+        if self.polish is not None and not trace and replay is None:
+            found = self._found(oracle, batches, y, state, self.polish)
             if found is not None:
                 oracle.problem.y.write_(found.y)
                 size, last = float(found.steps > 0), state["accepted"]
@@ -73,6 +85,18 @@ class Solved(Loop):
             oracle.problem.y.write_(y)
         return super().descend(oracle, batches, y, k, state, trace=trace, replay=replay)
 
+    def _found(
+        self, oracle: Oracle, batches: Minibatches, y: Tensor, state: State, linear: LinearSolver
+    ) -> Found | None:
+        """The solution, where it is to be looked for and is found."""
+        if not batches.steady or "moved" not in state or oracle.problem.lower_bounds is not None:
+            return None
+        inverse, learnt = whole(oracle), oracle.memory.learnt
+        # without an inverse, where one will be made in any case, or one solve (there were two) takes no longer than the loop
+        if inverse is None and not (due(learnt, y.numel()) or 0.0 < learnt.here <= 2 * len(batches)):
+            return None
+        return solved(oracle, batches.newest, y, Goal(SHARE * state["moved"]), linear, inverse)
+
     def followed(self, state: State, before: Tensor, after: Tensor) -> State:
         """It is remembered how far y was moved."""
         return {**super().followed(state, before, after), "moved": norm(after - before)}
@@ -82,40 +106,63 @@ class Solved(Loop):
         return super().keeps(y).more(moved=Number(0.0))
 
 
-def solvable(oracle: Oracle) -> bool:
-    """Whether the inverse of a whole Hessian is known, and y has no bounds."""
-    inverse = oracle.memory.learnt.inverse
-    return inverse is not None and len(inverse) == 1 and oracle.problem.lower_bounds is None
+def whole(oracle: Oracle) -> Inverse | None:
+    """The inverse Hessian that linear solves have left behind, where it is that of all of y, and y has no bounds."""
+    learnt = oracle.memory.learnt
+    known = learnt.inverse is not None and len(learnt.inverse) == 1 and oracle.problem.lower_bounds is None
+    return learnt.applied if known else None
+
+
+def inverse_of(graph: LowerGraph, oracle: Oracle) -> Inverse | None:
+    """The inverse Hessian at this very point, where it has been written out; otherwise the one that is known."""
+    factor = graph.hessian.factor() if graph.hessian.written else None
+    if factor is None or len(factor) > 1:
+        return whole(oracle)
+    return lambda v: torch.cholesky_solve(v[:, None], factor[0])[:, 0]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How far off the solution may be.
+
+    Attributes:
+        tol: So far in all; no more than rounding where that is more.
+        heed: A gradient in y of what the solution is wanted for,
+        slack: and by how much that may be off: where it is off by less, nothing else counts.
+    """
+
+    tol: float
+    heed: Tensor | None = None
+    slack: float = 0.0
+
+    def met(self, step: Tensor, share: float, least: float) -> bool:
+        """Whether so large a share of a step is not worth taking."""
+        if share * norm(step) <= max(self.tol, least):
+            return True
+        return self.heed is not None and share * abs(dot(self.heed, step)) <= self.slack
 
 
 def solved(
     oracle: Oracle,
     batch: Any,
     y: Tensor,
-    tol: float,
+    goal: Goal,
     linear: LinearSolver,
     inverse: Inverse | None,
     replay: Moment | None = None,
 ) -> Found | None:
-    """The solution near y at the present x; None where it is not found. The lower parameters are left anywhere.
+    """The solution near y at the present x; None where Newton steps lead nowhere. The lower parameters are left anywhere.
 
     Args:
         oracle: Evaluates the lower loss.
         batch: Its batch.
         y: Where to begin.
-        tol: The length of a Newton step after which none is needed.
+        goal: How far off it may be.
         linear: Makes full Newton steps.
-        inverse: An inverse Hessian from nearby; None: at once with full steps.
+        inverse: An inverse Hessian from nearby; None: at once with a full step.
         replay: Every evaluation is a probe with the random numbers of this moment.
     """
-    tol = max(tol, _unseen(y))
-    first: LowerPoint | LowerGraph | None = None
-    steps = 0
-    if inverse is not None:
-        y, steps, first, done = _by_chords(oracle, batch, y, tol, inverse, replay)
-        if done or first is None:
-            return Found(y, steps, 0, first) if first is not None else None
-    return _by_newton(oracle, batch, y, tol, linear, replay, steps, first)
+    return _Solve(oracle, batch, goal, linear, replay, _unseen(y)).found(y, inverse)
 
 
 def _unseen(y: Tensor) -> float:
@@ -123,69 +170,91 @@ def _unseen(y: Tensor) -> float:
     return 8 * torch.finfo(y.dtype).eps * norm(y)
 
 
-def _by_chords(
-    oracle: Oracle, batch: Any, y: Tensor, tol: float, inverse: Inverse, replay: Moment | None
-) -> tuple[Tensor, int, LowerPoint | None, bool]:
-    """Steps with one inverse: where they lead, how many, the loss at first (None: it is random), whether that is all."""
-    vector, first, before, left = oracle.problem.y, None, y, inf
-    for steps in range(CHORDS):
-        with oracle.upper_frozen():
-            here = oracle.lower(batch, y, replay)
-        if first is None:
+class _Solve:
+    """Newton steps. Each inverse is used again for as long as it is seen to lead on fast: such a step costs one gradient."""
+
+    def __init__(
+        self, oracle: Oracle, batch: Any, goal: Goal, linear: LinearSolver, replay: Moment | None, least: float
+    ):
+        self.oracle, self.batch, self.goal, self.linear, self.replay = oracle, batch, goal, linear, replay
+        self.least = least
+        self.first: LowerPoint | LowerGraph | None = None
+        self.steps = self.checks = 0
+
+    def found(self, y: Tensor, inverse: Inverse | None) -> Found | None:
+        """The solution from y."""
+        here: LowerPoint | LowerGraph | None = None
+        step, done = y, False
+        if inverse is not None:
+            here = self._at(y)
             if here.moment.passed:
-                return y, 0, None, False
-            first = here
-        size = norm(here.grad)
-        if not size <= FASTER * left:
-            return before, max(steps - 1, 0), first, False
-        step = inverse(here.grad)
-        before, left = y, size
-        if not vector.holds(y - step):
-            return before, steps, first, False
-        y = y - step
-        if norm(step) <= tol:
-            return y, steps + 1, first, True
-    return y, CHORDS, first, False
+                return None
+            step = inverse(here.grad)
+        for _ in range(NEW + (inverse is not None)):
+            new = here is None
+            if here is None:
+                made = self._newton(y)
+                if made is None and self.steps > self.checks:
+                    break  # as far as they have led, the loss has not risen
+                if made is None:
+                    return None
+                here, step, inverse = made
+            end = self._along(y, here, step, inverse, new)
+            if end is None:
+                return None
+            (y, done), here = end, None
+            if done:
+                break
+        assert self.first is not None
+        return Found(y, self.steps, self.checks, self.first, inverse, done)
 
+    def _at(self, y: Tensor) -> LowerPoint:
+        here = self.oracle.lower(self.batch, y, self.replay)
+        self.first = self.first or here
+        return here
 
-def _by_newton(
-    oracle: Oracle,
-    batch: Any,
-    y: Tensor,
-    tol: float,
-    linear: LinearSolver,
-    replay: Moment | None,
-    steps: int,
-    first: LowerPoint | LowerGraph | None,
-) -> Found | None:
-    """Newton's own steps, from where others have led; each is shortened until the loss does not rise."""
-    vector, left, values = oracle.problem.y, inf, oracle.cost.lower_values
-    for _ in range(STEPS):
-        vector.write_(y)
-        graph = oracle.lower_graph(batch, replay)
-        first = first or graph
-        size = norm(graph.grad)
+    def _newton(self, y: Tensor) -> tuple[LowerGraph, Tensor, Inverse | None] | None:
+        """The Newton step at y, and the inverse that it was made with; None where there is none."""
+        self.oracle.problem.y.write_(y)
+        graph = self.oracle.lower_graph(self.batch, self.replay)
+        self.first = self.first or graph
         if graph.random or not isfinite(graph.value):
             return None
-        if size > STALLED * left:
-            return Found(y, steps, oracle.cost.lower_values - values, first)
-        solution = linear.solve(graph.hessian, graph.grad, {})
+        solution = self.linear.solve(graph.hessian, graph.grad, {})
         if solution.status not in (Status.OK, Status.MAX_ITERS):
             return None
-        t, length, steps = 1.0, norm(solution.z), steps + 1
-        slack = SEEN * graph.eps * abs(graph.value)
-        while not (
-            vector.holds(y - t * solution.z) and _falls(oracle, graph, y - t * solution.z, slack, length <= tol)
-        ):
+        return graph, solution.z, inverse_of(graph, self.oracle)
+
+    def _along(
+        self, y: Tensor, here: LowerPoint | LowerGraph, step: Tensor, inverse: Inverse | None, new: bool
+    ) -> tuple[Tensor, bool] | None:
+        """Steps with one inverse: where they lead, and whether that is the solution; None where not even a short one does."""
+        t = 1.0
+        while t >= SHORTEST:
+            there = y - t * step
+            if self.oracle.problem.y.holds(there):
+                self.steps += 1
+                if t == 1.0 and self.goal.met(step, 1.0, self.least):
+                    return there, True
+                point, slack = self._at(there), SEEN * here.eps * abs(here.value)
+                if point.value <= here.value + slack:
+                    follow = point.grad if inverse is None else inverse(point.grad)
+                    left = norm(follow) / norm(here.grad if inverse is None else step)
+                    if t < 1.0 or not left <= FASTER:
+                        seen = here.value - point.value > slack if new else _seen(here, step)
+                        return there, t == 1.0 and left > STALLED and not seen
+                    met = self.goal.met(step, left / (1.0 - left), self.least)
+                    if met or inverse is None:
+                        return there, met
+                    y, here, step, new = there, point, follow, False
+                    continue
+                self.checks += 1
+            if not new:
+                return y, False
             t /= 4
-            if t < SHORTEST:
-                return None
-        y, left = y - t * solution.z, size if t == 1.0 else inf
-        if t * length <= tol:
-            return Found(y, steps, oracle.cost.lower_values - values, first)
-    return None
+        return None
 
 
-def _falls(oracle: Oracle, graph: LowerGraph, y: Tensor, slack: float, short: bool) -> bool:
-    """Whether the loss does not rise; a step that needs no other is too short to raise it."""
-    return short or oracle.lower_value(graph.batch, graph.moment, y) <= graph.value + slack
+def _seen(here: LowerPoint | LowerGraph, step: Tensor) -> bool:
+    """Whether the loss falls by more than its own rounding along a step."""
+    return dot(here.grad, step) > 2 * here.eps * abs(here.value)

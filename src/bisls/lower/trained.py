@@ -28,7 +28,7 @@ class Trained(LowerPart):
     """Adam's scaling, an average, and steps from two measurements: a look at the average now and then, and noise.
 
     ``z <- z - gamma g / a``, the average a weighted mean of the z's, gradients taken at ``y = average + 0.2 (z - average)``; y is
-    what the parameters hold. The rule is that of `optim.Auto`, whose page says why.
+    what the parameters hold. The rule is that of `optim.Auto`, whose page says why, but one for all tensors.
 
     Args:
         start: Where the first trials for a step begin; the result hardly depends on it.

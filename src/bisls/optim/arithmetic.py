@@ -67,12 +67,16 @@ def add_(params: list[Tensor], tensors: list[Tensor], factors: list[float], fore
         # a factor that the precision cannot hold, times a gradient so small that the product can be
         for p, tensor, factor in zip(params, tensors, factors, strict=True):
             p.copy_(p.double().add_(tensor.double(), alpha=factor))
-    elif foreach is False:
-        for p, tensor, factor in zip(params, tensors, factors, strict=True):
-            p.add_(tensor, alpha=factor)
     elif len(set(factors)) == 1:
-        torch._foreach_add_(params, tensors, alpha=factors[0])
-    else:
+        if foreach is not False:
+            torch._foreach_add_(params, tensors, alpha=factors[0])
+            return
+        for p, tensor in zip(params, tensors, strict=True):
+            p.add_(tensor, alpha=factors[0])
+    elif foreach is False:  # rounded twice, as together
+        for p, tensor, factor in zip(params, tensors, factors, strict=True):
+            p.add_(tensor * factor)
+    elif params:
         torch._foreach_add_(params, torch._foreach_mul(tensors, factors))
 
 

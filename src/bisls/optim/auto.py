@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bisls.line import Line
-from bisls.optim import scaling
+from bisls.optim import noise, scaling
 from bisls.optim.arithmetic import Ray, add_, decay_, lerp_, overflows
 from bisls.optim.base import LineOptimizer, Params
 from bisls.optim.evaluation import Evaluation, looked
@@ -37,7 +37,6 @@ from bisls.steps.base import Memory, Step, StepRule
 from bisls.steps.curvature import Curvature
 
 # Settled on the problems that docs/decisions.md names, judged on others; what a walk in a bi-level run shares is in `bisls.pace`.
-REACH = 2.2  # the step that noise allows, in units of distance / sqrt(sum of squared gradients)
 OPENING = 5  # gradients before this step are forgotten if their mean square is so many times that of this one
 DEAD = 10  # steps with half of the gradients zero: begin anew
 PART = 0.2  # a rise by less of what was gained is none
@@ -55,12 +54,12 @@ class Auto(LineOptimizer):
     taken between the two, at ``y = x + 0.2 (z - x)``. Two measurements bound gamma, and neither needs a scale to be given:
 
     1. *A line between average and iterate.* z - x comes from earlier batches, so a new batch judges it without bias: now and
-       then the loss is looked at in x as well. Where f(y) is above f(x), by more than a tenth of what batches differ by,
-       z goes too far, and the ceiling of gamma falls; otherwise it rises. It begins at a third of the step that is best for
-       the first batch along d, found by a few trials.
-    2. *Noise.* With r the distance of x from the start, in the metric a, and G the sum of ``<g, d>`` in that same metric (at each
-       look it is multiplied with what the mean of a has changed by), gamma is at most ``2.2 r / sqrt(G)``. While gradients agree,
-       r grows and this bound stays wide; where they differ by noise alone, r stands still and it decays as 1 / sqrt(k).
+       then, where the slope in y leaves it open, the loss is looked at in x as well. Where f(y) is above f(x), by more than a
+       tenth of what batches differ by, z goes too far, and the ceiling of gamma falls; otherwise it rises. It begins at a third
+       of the step that is best for the first batch along d, found by a few trials.
+    2. *Noise.* With r the distance of x from the start, in the metric a, and G the sum of ``<g, d>`` in that metric, gamma is at
+       most ``2.2 r / sqrt(G)``. While gradients agree, r grows and this bound stays wide; where they differ by noise alone, r
+       stands still and it decays as 1 / sqrt(k). Each tensor has its own.
 
     During training the parameters hold y; `eval()` puts the average x there, `train()` puts y back. A run that is lost (thirty
     losses in a row above the first one, and above that of the start on the same batch; gradients that have become exactly zero
@@ -90,7 +89,7 @@ class Auto(LineOptimizer):
     _searches = True
     _stands: ClassVar[dict[str, str]] = {"start": "lr"}
     _notes: ClassVar[tuple[str, ...]] = ("start",)
-    _together: ClassVar[tuple[str, ...]] = ("z", "start", "average", "squares")
+    _together: ClassVar[tuple[str, ...]] = ("z", "start", "average", "squares", "noise", "metric", "distance")
     _counters: ClassVar[dict[str, Any]] = {
         **LineOptimizer._counters,
         "unit": None,  # what gradients are measured in, for the whole run
@@ -99,9 +98,6 @@ class Auto(LineOptimizer):
         "gain": GAIN,
         "vote": 0,
         "lengths": 0.0,
-        "squares": 0.0,
-        "metric": 0.0,  # the mean of a at the last look
-        "distance": 0.0,
         "first_step": 0.0,
         "first_loss": 0.0,
         "low": 0.0,  # the lowest running mean of the losses, and what batches differed by then
@@ -172,14 +168,14 @@ class Auto(LineOptimizer):
             k = self._anew(memory.k)
         # what looks at other points comes first: a closure that raises leaves everything as it was
         ceiling, checks = Ceiling(memory.step or 0.0, first["gain"], first["vote"]), 0
-        if memory.step is not None and k >= first["look"]:
-            worse = judged.value - self._at("average", judged)
-            ceiling, checks = ceiling.voted(longer=worse <= WORSE * first["spread"]), 1
+        due = memory.step is not None and k >= first["look"]
+        if due:
+            longer, checks = self._vote(judged, WORSE * first["spread"])
+            ceiling = ceiling.voted(longer)
         # an outlier counts, and moves, as much as OUTLIER times the mean square so far: one batch can't end the run
         usual = min(length, OUTLIER * first["lengths"] / (k - 1)) if k > 1 and first["lengths"] > 0 else length
-        ray, scales = self._scaled(found.gradient, unit * sqrt(length / usual) if usual > 0 else unit)
-        square = -ray.slope
-        if square <= 0.0:
+        ray, scales, squares = self._scaled(found.gradient, unit * sqrt(length / usual) if usual > 0 else unit)
+        if ray.slope >= 0.0:
             if memory.step is not None:
                 self._note(found, k)
             return Step(0.0, memory.later(), checks, Status.STATIONARY)
@@ -187,35 +183,48 @@ class Auto(LineOptimizer):
             step = self._first_step(judged, memory)
             if step.size == 0.0:
                 return step
-            ceiling, checks = (
-                replace(ceiling, size=START * scaling.filled(judged.gradient.tensors) * step.size),
-                step.checks,
-            )
+            share, checks = scaling.filled(judged.gradient.tensors), step.checks
+            ceiling = replace(ceiling, size=START * share * step.size)
             self._set(first_step=ceiling.size)
         ceiling = replace(ceiling, size=min(ceiling.size, first["limit"] or inf))
-        metric = scaling.mean(scales, ray.ratios) if checks or not first["metric"] else first["metric"]
-        squares = first["squares"] * scaling.growth(first["metric"], metric) + square
-        away = first["distance"] or ceiling.size * sqrt(square)
-        size = min(ceiling.size, REACH * away / sqrt(squares))
-        scheduled = self._ceiling() / max(group["start"] for group in self.param_groups)
-        taken = size * scheduled
+        states = [self.state[p] for p in ray.params]
+        anew = due or noise.jumped(states, squares)
+        noise.note(states, squares, scaling.means(scales) if anew else None)
+        size = min(ceiling.size, noise.common(self._known(), first=ceiling.size * sqrt(-ray.slope)))
+        taken = size * self._ceiling() / max(group["start"] for group in self.param_groups)
         moves = self._clipped(found, ray, scales, unit) if found.clipped else ray
         if moves.slope >= 0.0:
-            status = Status.NOT_DESCENT if moves.slope > 0.0 else Status.STATIONARY
-            return Step(0.0, memory.later(), checks, status)
+            return Step(0.0, memory.later(), checks, Status.NOT_DESCENT if moves.slope > 0.0 else Status.STATIONARY)
+        shares = noise.shares(states, squares, ceiling.size, size)
+        moves = replace(moves, ratios=[r * share for r, share in zip(ray.ratios, shares, strict=True)])
         if not self._move_all(moves, taken, k * min(taken, LARGEST) ** 2):
             return Step(0.0, memory.later(), checks, Status.NON_FINITE)
-        if checks:
-            averages, starts = ([self.state[p][key] for p in ray.params] for key in ("average", "start"))
-            away = max(first["distance"], scaling.distance(averages, starts, scales, ray.ratios))
-            self._set(look=next_look(k), gain=ceiling.gain, vote=ceiling.vote, distance=away)
+        if due or memory.step is None:
+            averages, starts = ([state[key] for state in states] for key in ("average", "start"))
+            noise.went(states, scaling.distances(averages, starts, scales, ray.ratios))
+            self._set(look=next_look(k), gain=ceiling.gain, vote=ceiling.vote)
             self._set(shorter=first["shorter"] + 1 if ceiling.vote < 0 else 0)
-        self._set(unit=unit, squares=squares, metric=metric, lengths=first["lengths"] + usual)
+        self._set(unit=unit, lengths=first["lengths"] + usual)
         self._note(found, k)
         return Step(taken, Memory(memory.k + 1, min(ceiling.size, AHEAD * size)), checks)
 
-    def _scaled(self, gradient: Ray, unit: float) -> tuple[Ray, list[Tensor]]:
-        """The ray along d, its slope in units of the gradient, and a; the squares of this gradient are learnt."""
+    def _vote(self, judged: Evaluation, worse: float) -> tuple[bool, int]:
+        """Whether a longer step is worth trying, f(y) <= f(x) + worse, and how often the loss was looked at for it.
+
+        A loss that bends upwards between the two cannot fall by more than its slope at y says: where that is little, no look.
+        """
+        iterates, averages = ([self.state[p][key] for p in judged.gradient.params] for key in ("z", "average"))
+        slope = self._sign() * scaling.slope(judged.gradient.tensors, averages, iterates)
+        if SHARE * slope <= worse:
+            return True, 0
+        return judged.value - self._at("average", judged) <= worse, 1
+
+    def _known(self) -> list[dict[str, Any]]:
+        """What is kept for the parameters that have moved."""
+        return [self.state[p] for p in self._all() if "noise" in self.state.get(p, {})]
+
+    def _scaled(self, gradient: Ray, unit: float) -> tuple[Ray, list[Tensor], list[float]]:
+        """The ray along d, its slope in units of the gradient, a, and <g, d> by tensor; this gradient is learnt."""
         states = [self.state[p] for p in gradient.params]
         for state in states:
             state["seen"] += 1
@@ -226,14 +235,14 @@ class Auto(LineOptimizer):
         tensors = scaling.over(grads, scales, self._foreach)
         # no number of d is larger than this
         norms = [sqrt((1.0 - B2**n) / (1.0 - B2) * g.numel()) for n, g in zip(seen, grads, strict=True)]
-        slope = -scaling.product(grads, tensors, gradient.ratios)
-        return Ray(gradient.params, tensors, gradient.ratios, norms, slope), scales
+        squares = scaling.products(grads, tensors, gradient.ratios)
+        return Ray(gradient.params, tensors, gradient.ratios, norms, -sum(squares)), scales, squares
 
     def _clipped(self, found: Evaluation, ray: Ray, scales: list[Tensor], unit: float) -> Ray:
         """The ray along what the closure made of its gradient, scaled as the gradient: shorter by what was clipped."""
         tensors = scaling.over(scaling.in_units(found.moves.tensors, scales, unit), scales, self._foreach)
         true = scaling.in_units(found.gradient.tensors, scales, unit)
-        slope = -scaling.product(true, tensors, ray.ratios)
+        slope = -sum(scaling.products(true, tensors, ray.ratios))
         return replace(ray, tensors=tensors, norms=[float(d.norm()) for d in tensors], slope=slope)
 
     def _first_step(self, judged: Evaluation, memory: Memory) -> Step:
@@ -241,7 +250,7 @@ class Auto(LineOptimizer):
         own, unit = judged.gradient, unit_of(judged.gradient.norms)
         grads = scaling.in_units(own.tensors, [self.state[p]["squares"] for p in own.params], unit)
         tensors = scaling.over(grads, [g.abs().add_(scaling.EPS) for g in grads], self._foreach)
-        slope = -scaling.product(grads, tensors, own.ratios)
+        slope = -sum(scaling.products(grads, tensors, own.ratios))
         ray = replace(own, tensors=tensors, norms=[sqrt(g.numel()) for g in grads], slope=slope, unit=1.0)
         with self._trials(judged, ray) as at:
             line = Line(judged.value / unit, slope, lambda t: at(t) / unit, eps=judged.eps)
@@ -301,8 +310,8 @@ class Auto(LineOptimizer):
         for p in self._all():
             if "squares" in self.state.get(p, {}):
                 self.state[p]["squares"].zero_()
-                self.state[p]["seen"] = 0
-        self._set(begun=begun, look=3, lengths=0.0, squares=0.0, metric=0.0, distance=0.0)
+                self.state[p].update(seen=0, **noise.NONE)
+        self._set(begun=begun, look=3, lengths=0.0)
         return 1
 
     # --- runs that are lost
@@ -353,17 +362,15 @@ class Auto(LineOptimizer):
         start = first["first_loss"]
         if first["dead"] >= DEAD:
             gone = self._dying(found.gradient) and found.value > start - 0.1 * abs(start)
-            return (
-                (self._from("start", AGAIN * first["first_step"], Status.RESTARTED, memory), 0) if gone else (None, 0)
-            )
+            again = AGAIN * first["first_step"]
+            return self._from("start", again, Status.RESTARTED, memory) if gone else None, 0
         there = self._at("start", judged)
         if status is Status.RESTARTED and not judged.value > there + first["spread"]:
             self._set(above=0, first_loss=first["mean_loss"])  # the first batch was an easy one
             return None, 1
         if status is Status.RESTARTED:
             return self._from("start", AGAIN * first["first_step"], status, memory), 1
-        bound = REACH * first["distance"] / sqrt(first["squares"]) if first["squares"] > 0.0 else inf
-        limit = max(SHORTER * min(memory.step or 0.0, bound), SHORTEST)
+        limit = max(SHORTER * min(memory.step or 0.0, noise.common(self._known())), SHORTEST)
         self._set(limit=limit)
         if there < self._at("average", judged):
             return self._from("start", min(limit, first["first_step"]), status, memory), 2
@@ -376,10 +383,9 @@ class Auto(LineOptimizer):
             state = self.state.get(p, {})
             if "start" in state:
                 p.copy_(state[point])
-                del state["start"], state["z"], state["average"], state["squares"]
+                del state["start"], state["z"], state["average"], state["squares"], state["noise"]
                 state["weight_sum"] = 0.0
-        self._set(begun=first["k"] + 1, look=3, gain=GAIN, vote=0)
-        self._set(lengths=0.0, squares=0.0, metric=0.0, distance=0.0)
+        self._set(begun=first["k"] + 1, look=3, gain=GAIN, vote=0, lengths=0.0)
         self._set(above=0, dead=0, shorter=0, returned=first["returned"] + 1, first_step=step)
         return Step(0.0, Memory(memory.k + 1, step), status=status)
 
@@ -390,4 +396,5 @@ class Auto(LineOptimizer):
             if not state.get("weight_sum"):
                 wide = p.detach().to(torch.promote_types(p.dtype, torch.float32))
                 points = {key: wide.clone() for key in ("z", "start", "average")}
-                state.update(points, squares=torch.zeros_like(wide), seen=0, weight_sum=0.0, version=p._version)
+                known = {"weight_sum": 0.0, "version": p._version, **noise.NONE}
+                state.update(points, squares=torch.zeros_like(wide), seen=0, **known)

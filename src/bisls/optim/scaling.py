@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bisls.optim.arithmetic import doubles
+from bisls.ranks import mean_over_ranks
 
 EPS = 1e-8  # added to a root, in units of the gradient
 
@@ -53,26 +54,33 @@ def filled(grads: Sequence[Tensor]) -> float:
     return int(torch.stack(counts).sum()) / max(sum(g.numel() for g in grads), 1) if counts else 1.0
 
 
-def product(left: Sequence[Tensor], right: Sequence[Tensor], ratios: Sequence[float]) -> float:
-    """The sum of ratio <left, right>."""
+def products(left: Sequence[Tensor], right: Sequence[Tensor], ratios: Sequence[float]) -> list[float]:
+    """ratio <left, right> of each pair."""
     if not left:
-        return 0.0
+        return []
     parts = [torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(left, right, strict=True)]
-    return sum(r * part for r, part in zip(ratios, doubles(parts).tolist(), strict=True))
+    return [r * part for r, part in zip(ratios, doubles(parts).tolist(), strict=True)]
 
 
-def distance(points: list[Tensor], starts: list[Tensor], scales: list[Tensor], ratios: Sequence[float]) -> float:
-    """sqrt of the sum of a (x - x_0)^2 / ratio."""
+def distances(points: list[Tensor], starts: list[Tensor], scales: list[Tensor], ratios: Sequence[float]) -> list[float]:
+    """sqrt of the sum of a (x - x_0)^2 / ratio, of each."""
     gaps = list(torch._foreach_sub(points, starts))
     weighed = torch._foreach_mul(gaps, scales)
-    return max(product(gaps, list(weighed), [1.0 / r if r > 0 else 0.0 for r in ratios]), 0.0) ** 0.5
+    squares = products(gaps, list(weighed), [1.0 / r if r > 0 else 0.0 for r in ratios])
+    return [max(square, 0.0) ** 0.5 for square in squares]
 
 
-def mean(scales: Sequence[Tensor], ratios: Sequence[float]) -> float:
-    """The mean of a, weighed by the ratios."""
-    sums = doubles([a.sum() for a in scales]).tolist()
-    count = sum(r * a.numel() for r, a in zip(ratios, scales, strict=True))
-    return sum(r * total for r, total in zip(ratios, sums, strict=True)) / count if count > 0 else 0.0
+def slope(grads: Sequence[Tensor], start: list[Tensor], end: list[Tensor]) -> float:
+    """<g, end - start>, in the mean over the ranks: they must come to the same decision."""
+    gaps = list(torch._foreach_sub(end, start))
+    own = sum(products(in_units(grads, gaps, 1.0), gaps, [1.0] * len(gaps)))
+    return mean_over_ranks(torch.tensor(own, dtype=torch.float64)).item()
+
+
+def means(scales: Sequence[Tensor]) -> list[float]:
+    """The mean of each a."""
+    totals = doubles([a.sum() for a in scales]).tolist()
+    return [total / max(a.numel(), 1) for total, a in zip(totals, scales, strict=True)]
 
 
 def growth(before: float, now: float) -> float:

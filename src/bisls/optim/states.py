@@ -38,8 +38,7 @@ GROUP: dict[str, Kind] = {
     "last_step_size": Number(0.0),
     "last_checks": Whole(),
     "last_status": Whole(0, int(max(Status))),
-    **dict.fromkeys(("lengths", "squares", "metric"), Number(0.0)),
-    "distance": Number(0.0),
+    "lengths": Number(0.0),
     "unit": Maybe(Number(2.0**-1000, 2.0**1000)),
     "begun": Whole(),
     "look": Whole(),
@@ -52,6 +51,13 @@ GROUP: dict[str, Kind] = {
     "start": Number(0.0, above=True),
     "direction_t": Whole(),
     **dict.fromkeys(("initial_lr", "max_lr", "min_lr", "swa_lr"), Rate()),
+}
+
+# what is kept for each parameter and is no tensor
+ENTRY: dict[str, Kind] = {
+    **dict.fromkeys(("weight_sum", "noise", "metric", "distance", "share"), Number(0.0)),
+    "version": Maybe(Whole()),
+    "seen": Whole(),
 }
 
 
@@ -84,7 +90,7 @@ def checked_state(optimizer: Any, state_dict: Any) -> dict[str, Any]:
             keeps = optimizer._rule(first).keeps()
         except (ValueError, TypeError, OverflowError) as error:
             raise Unfit(f"state['param_groups'][0] cannot be used ({error})") from error
-        if first.get("unit", 1.0) is None and first["squares"] > 0.0:
+        if first.get("unit", 1.0) is None and first["lengths"] > 0.0:
             raise Unfit("state['param_groups'][0]['unit'] is None, although there were gradients")
         own_direction = optimizer.param_groups[0]["direction"]
         if first.get("direction") != own_direction:
@@ -149,7 +155,7 @@ def _entries(
         for key in ("average", "iterate", "z", "start", "squares", "direction_m", "direction_g"):
             if key in entry:
                 found[index][key] = _alike(p, entry[key], f"{where}[{key!r}]", wide=key != "iterate")
-        for key, kind in (("weight_sum", Number(0.0)), ("version", Maybe(Whole())), ("seen", Whole())):
+        for key, kind in ENTRY.items():
             if key in entry:
                 kind.read(entry[key], f"{where}[{key!r}]")
         lacks = [key for key in together if key not in entry] if entry.get("weight_sum") else []

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from bisls.linear.base import LinearSolver
-from bisls.linear.direct import SMALL
-from bisls.lower.solved import solvable, solved
-from bisls.operators import Inverse
+from bisls.lower.solved import Goal, inverse_of, solved, whole
 from bisls.oracle import LowerGraph
 from bisls.response.base import Ray, Scene
 from bisls.vector import dot, norm
 
 SHARE = 0.05  # y is solved for up to so much of the way that it goes along the ray
+ROUNDING = 8.0  # f is looked at up to so many units in its last place
+FAILURES = 2  # trials at which g could not be solved, and none is tried after them
 
 
 def on_solutions(scene: Scene, graph: LowerGraph, ray: Ray, linear: LinearSolver) -> Ray:
@@ -31,35 +30,34 @@ def on_solutions(scene: Scene, graph: LowerGraph, ray: Ray, linear: LinearSolver
         linear: Makes Newton steps.
     """
     oracle, problem, follow = scene.oracle, scene.oracle.problem, ray.follow
-    if follow is None or not solvable(oracle):
+    if follow is None or whole(oracle) is None:
         return ray
-    way, seen = norm(follow(1.0) - scene.y), dict[float, Tensor | None]()
-    inverse = _inverse(scene, graph)
+    way, slope = norm(follow(1.0) - scene.y), -dot(scene.estimate.flat, scene.search)
+    inverse, here = inverse_of(graph, oracle), scene.here
+    assert inverse is not None
+    left = inverse(graph.grad)  # how far off y is here, and f with it: a trial can't be closer
+    off, least = norm(left), max(abs(dot(here.grad_y, left)), ROUNDING * here.eps * abs(here.value))
+    if off > SHARE * way and least > SHARE * -slope:
+        return ray
+    seen, failures = dict[float, Tensor | None](), 0
 
     def y_at(t: float) -> Tensor | None:
+        nonlocal inverse, failures
         if t not in seen:
             x, y = scene.x - t * scene.search, follow(t)
             found = None
-            if problem.x.holds(x) and problem.y.holds(y):
+            if problem.x.holds(x) and problem.y.holds(y) and failures < FAILURES:
                 problem.x.write_(x)
-                found = solved(oracle, graph.batch, y, SHARE * t * way, linear, inverse, graph.moment)
-            seen[t] = None if found is None else found.y
+                goal = Goal(max(SHARE * t * way, off), here.grad_y, max(SHARE * t * -slope, least))
+                found = solved(oracle, graph.batch, y, goal, linear, inverse, graph.moment)
+                inverse = inverse if found is None else found.inverse  # the next trial is nearer to this one
+            failures += found is None or not found.done
+            seen[t] = found.y if found is not None and found.done else None
         return seen[t]
 
     def arrived(t: float) -> Tensor:
         y = y_at(t)
         return follow(t) if y is None else y
 
-    slope = -dot(scene.estimate.flat, scene.search)
     line = scene.line(scene.estimate.value, slope, y_at, scene.sample.judging, scene.here)
     return replace(ray, line=line, follow=arrived, trust=lambda t: (t, {}))
-
-
-def _inverse(scene: Scene, graph: LowerGraph) -> Inverse | None:
-    """The inverse Hessian at (x, y), or one from before; none where a new one is cheap: it sees directions that became flat."""
-    if scene.oracle.problem.y.numel <= SMALL:
-        return None
-    factor = graph.hessian.factor() if graph.hessian.written else None
-    if factor is None:
-        return scene.oracle.memory.learnt.applied
-    return lambda v: torch.cholesky_solve(v[:, None], factor[0])[:, 0]

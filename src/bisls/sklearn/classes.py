@@ -8,12 +8,12 @@ third ``sum_k P_k a~_k b~_k c~_k``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.linalg import LinAlgError
 from scipy.linalg.lapack import dpotrf, dpotrs
-from scipy.special import softmax
 
 from bisls.sklearn.cells import Sets
 from bisls.sklearn.kernels import ROUGH, Derived, OneByOne, State
@@ -21,10 +21,51 @@ from bisls.sklearn.lower import CLOSE, FLAT, LITTLE, NEWTON, Array, Multinomial,
 from bisls.sklearn.tuning import Grouping
 
 WHOLE = 300  # coefficients up to which all of them are one block
-SMALL = 100  # columns up to which blocks are inverted
+SMALL = 200  # columns up to which blocks are inverted
 TURNS = 400  # of conjugate gradients at most
 LONG, LONG_WHOLE = 20, 3  # of them, from which on the next solution begins with blocks of its own
 INEXACT, EXACT = 0.1, 1e-6  # how exactly the first Newton systems are solved, and the last where it must be
+
+
+@dataclass(frozen=True)
+class ByKernel:
+    """What solves with the blocks by the rows: ``(X'R^2 X + D)^-1 = D^-1 - D^-1 X'R (I + R X D^-1 X'R)^-1 R X D^-1``.
+
+    Attributes:
+        X: The columns.
+        Xd: The same by D^-1.
+        d: D, of all blocks.
+        roots: R of each class, a column each.
+        inner: The inverses of the matrices of rows.
+    """
+
+    X: Array
+    Xd: Array
+    d: Array
+    roots: Array
+    inner: Array
+
+    @staticmethod
+    def of(lower: Lower) -> ByKernel:
+        """Of a lower problem."""
+        rows, P = lower.rows, lower.P
+        d = lower.penalties + LITTLE * rows.weight
+        roots = np.sqrt(rows.s[:, None] * P * (1.0 - P))
+        each = np.ascontiguousarray(roots.T)
+        Xd = rows.X / d
+        kernels = each[:, :, None] * (Xd @ rows.X.T) * each[:, None]
+        kernels[:, np.arange(len(roots)), np.arange(len(roots))] += 1.0
+        return ByKernel(rows.X, Xd, d, roots, np.linalg.inv(kernels))
+
+    def back(self, vectors: Array) -> Array:
+        """The solutions for vectors, shaped (columns, classes, vectors)."""
+        p, C, k = vectors.shape
+        scaled = vectors / self.d[:, None, None]
+        seen = (self.X @ scaled.reshape(p, C * k)).reshape(-1, C, k)
+        seen *= self.roots[:, :, None]
+        inner = (self.inner @ seen.transpose(1, 0, 2)).transpose(1, 0, 2) * self.roots[:, :, None]
+        scaled -= (self.Xd.T @ inner.reshape(-1, C * k)).reshape(p, C, k)
+        return scaled
 
 
 class Lower:
@@ -38,7 +79,11 @@ class Lower:
 
     def __init__(self, rows: Rows, penalties: Array, w: Array):
         self.rows, self.penalties = rows, penalties
-        self.P = softmax(rows.X @ w, axis=1)
+        P = rows.X @ w
+        P -= P.max(1, keepdims=True)
+        np.exp(P, out=P)
+        P /= P.sum(1, keepdims=True)
+        self.P = P
         self.weighted = rows.s[:, None] * self.P
 
     def centred(self, eta: Array) -> Array:
@@ -58,10 +103,12 @@ class Lower:
     def blocks(self) -> Any:
         """The blocks of the Hessian, one a class: their inverses where columns are few, otherwise Cholesky factors.
 
-        Where coefficients are few it is one block of all of them.
+        Where coefficients are few it is one block of all of them; where rows are fewer than columns inverses are by the rows.
         """
         if self.P.shape[1] * len(self.penalties) <= WHOLE:
             return self._whole()
+        if len(self.penalties) > max(SMALL, len(self.rows.y)):
+            return ByKernel.of(self)
         found = []
         for P in self.P.T:
             scaled = self.rows.X * np.sqrt(self.rows.s * P * (1.0 - P))[:, None]
@@ -92,11 +139,11 @@ class Lower:
     def solve(self, right: Array, blocks: Any, goals: Array) -> tuple[Array, int]:
         """Solutions for right sides, shaped (columns, classes, sides), each as exactly as its goal; and how long that took."""
 
-        free = self.penalties == 0
-
         def back(vectors: Array) -> Array:
             own = vectors.transpose(1, 0, 2)
-            if isinstance(blocks, list):
+            if isinstance(blocks, ByKernel):
+                found = blocks.back(vectors)
+            elif isinstance(blocks, list):
                 own = np.array([dpotrs(factor, one, lower=1)[0] for factor, one in zip(blocks, own, strict=True)])
                 found = own.transpose(1, 0, 2)
             elif blocks.ndim == 3:
@@ -104,13 +151,13 @@ class Lower:
             else:
                 flat = vectors.reshape(len(blocks), -1)
                 found = np.ascontiguousarray(dpotrs(blocks, flat, lower=1)[0]).reshape(vectors.shape)
-            found[free] -= found[free].mean(1, keepdims=True)  # what no penalty decides, and the loss does not see
+            found -= found.mean(1, keepdims=True)
             return found
 
-        z, r = np.zeros_like(right), right.copy()
-        r[free] -= r[free].mean(1, keepdims=True)
-        d = m = back(r)
-        rho = (r * m).sum((0, 1))
+        # a mean over the classes the loss does not see, and there is none in any solution: without it blocks are much nearer to H
+        z, r = np.zeros_like(right), right - right.mean(1, keepdims=True)
+        d = back(r)
+        rho = _products(r, d)
         goal, sides = goals**2 * rho, np.arange(len(rho))
         for turn in range(TURNS):
             open_ = rho > goal
@@ -119,18 +166,28 @@ class Lower:
             if not len(sides):
                 return z, turn
             Hd = self.times(d)
-            along = rho / (d * Hd).sum((0, 1))
-            z[..., sides] += along * d
-            r = r - along * Hd
+            along = rho / _products(d, Hd)
+            if len(sides) == z.shape[2]:
+                z += along * d
+            else:
+                z[..., sides] += along * d
+            Hd *= along
+            r -= Hd
             m = back(r)
-            rho, before = (r * m).sum((0, 1)), rho
-            d = m + rho / before * d
+            rho, before = _products(r, m), rho
+            d *= rho / before
+            d += m
         return z, TURNS
+
+
+def _products(one: Array, other: Array) -> Array:
+    """Inner products of the sides."""
+    return np.asarray(np.einsum("pck,pck->k", one, other))
 
 
 def _long(blocks: Any) -> int:
     """Turns of conjugate gradients from which on new blocks take less time."""
-    return LONG if isinstance(blocks, list) or blocks.ndim == 3 else LONG_WHOLE
+    return LONG if isinstance(blocks, list | ByKernel) or blocks.ndim == 3 else LONG_WHOLE
 
 
 class ByClasses(OneByOne):
@@ -141,7 +198,6 @@ class ByClasses(OneByOne):
         self.train, self.held = ([sets.rows.at(at) for at in parts] for parts in (sets.train, sets.held))
         self.member = np.zeros((len(grouping.index), grouping.count))
         self.member[np.arange(len(grouping.index)), grouping.index] = 1.0
-        self.free = grouping.factors == 0
 
     def fitted(self, theta: Array) -> Solved:
         """The coefficients on all rows, from those of a fold."""
@@ -149,6 +205,11 @@ class ByClasses(OneByOne):
         start = known[-1] if known else np.zeros((len(self.member), self.loss.outputs))
         w, _, closed = self._newton(self.sets.rows, self.grouping.penalties(theta), start, None, CLOSE)
         return Solved(w, lambda v: v, closed=closed)
+
+    def each(self, theta: Array, close: float, to: Array) -> list[Array]:
+        """The losses of the held-out rows of each cell; how solutions move would take longer than it saves."""
+        found = [(self._solved(theta[b], b, t, close).at, h) for b, t, h in self.sets.cells]
+        return [self.loss.each(self.held[h], w)[0] for w, h in found]
 
     def _solved(self, theta: Array, problem: int, train: int, close: float) -> State:
         state = self._last(theta, train)
@@ -171,6 +232,7 @@ class ByClasses(OneByOne):
 
     def _newton(self, rows: Rows, penalties: Array, w: Array, blocks: Any, close: float) -> tuple[Array, Any, bool]:
         """Newton's method with step halving, its systems solved the more exactly the nearer the end is."""
+        w = w - w.mean(1, keepdims=True)  # which the loss does not see, and penalties hold at 0
         weight, last, (value, slope) = rows.weight, np.inf, self._value(rows, penalties, w)
         tol = INEXACT if close > FLAT**1.2 else EXACT  # a decrement that is not exact is too small
         for _ in range(NEWTON):
@@ -197,7 +259,6 @@ class ByClasses(OneByOne):
             if decrement <= close * weight or not moved or (decrement <= FLAT * weight and slow and tol <= EXACT):
                 break
             last, tol = decrement, max(min(tol, (decrement / weight) ** 0.5) * (0.1 if slow else 1.0), EXACT)
-        w = w - self.free[:, None] * w.mean(1, keepdims=True)
         return w, blocks, abs(decrement) <= max(close, FLAT) * weight
 
     def _derived(self, theta: Array, problem: int, train: int, held: int, close: float, to: Array) -> Derived:

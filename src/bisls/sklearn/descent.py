@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg.lapack import dpotrf, dpotrs
 
 from bisls.sklearn.lower import Array
 from bisls.sklearn.tuning import Index
@@ -29,11 +30,12 @@ Evaluated = tuple[Array, Array, Array]  # values, gradients and Hessians, one fo
 
 @dataclass
 class Ended:
-    """Where the problems ended: points, where they were looked at last, values (without a look: what was promised), iterations,
-    and whether all ended."""
+    """Where the problems ended: points, where they were looked at last, in which evaluation that was (0: the first), values
+    (without a look: what was promised), iterations, and whether all ended."""
 
     x: Array
     at: Array
+    looks: Index
     values: Array
     steps: int
     converged: bool
@@ -70,7 +72,7 @@ def descend(
     values, slopes, bends = evaluate(x, every) if first is None else first
     ends = x.copy()
     radius = np.full(len(x), FAR)
-    open_ = np.ones(len(x), dtype=bool)
+    open_, looks = np.ones(len(x), dtype=bool), np.zeros(len(x), dtype=np.intp)
     steps = 0
     while steps < max_iter and open_.any():
         steps += 1
@@ -91,11 +93,12 @@ def descend(
         seen, slope, bend = evaluate(trial[at], at)
         taken = seen <= values[at] - AGREE * promised[at] + ROUND * np.abs(values[at])
         good = at[taken]
+        looks[good] = steps
         x[good] = ends[good] = trial[good]
         values[good], slopes[good], bends[good] = seen[taken], slope[taken], bend[taken]
         radius[at] = np.where(taken, FAR, SHRINK * length[at])
         open_[at] = ~(last[at] | (~taken & (radius[at] < 1e-12)))
-    return Ended(ends, x, values, steps, not open_.any())
+    return Ended(ends, x, looks, values, steps, not open_.any())
 
 
 def _steps(x: Array, g: Array, h: Array, low: Array, high: Array, radius: Array) -> tuple[Array, Array]:
@@ -104,25 +107,26 @@ def _steps(x: Array, g: Array, h: Array, low: Array, high: Array, radius: Array)
     if held.any():
         g = np.where(held, 0.0, g)
         h = np.where(held[:, :, None] | held[:, None, :], 0.0, h)
-    step, sure = _newton(g, h), np.ones(len(g), dtype=bool)
-    if step is None:
-        each = [_newton(g[[b]], h[[b]]) for b in range(len(g))]
-        sure = np.array([one is not None for one in each])
-        step = np.concatenate([_modified(g[[b]], h[[b]]) if one is None else one for b, one in enumerate(each)])
+    step, sure = np.empty_like(g), np.ones(len(g), dtype=bool)
+    for b, (slope, bend) in enumerate(zip(g, h, strict=True)):
+        sure[b] = _newton(slope, bend, step[b])
+    if not sure.all():
+        step[~sure] = _modified(g[~sure], h[~sure])
         step[held] = 0.0
     longest = (np.abs(step) / radius).max(1, initial=1.0)
     return np.asarray(step / longest[:, None]), sure
 
 
-def _newton(g: Array, h: Array) -> Array | None:
-    """The steps where all curvature is positive, and none of it nearly nothing."""
-    try:
-        pivots = np.linalg.cholesky(h).diagonal(axis1=1, axis2=2)
-    except np.linalg.LinAlgError:
-        return None
-    if not np.all(pivots.min(1) > ROUNDED * pivots.max(1)):
-        return None
-    return np.asarray(-np.linalg.solve(h, g[:, :, None])[:, :, 0])
+def _newton(g: Array, h: Array, step: Array) -> bool:
+    """Write the step where all curvature is positive, and none of it nearly nothing; whether it is."""
+    factor, failed = dpotrf(h.T, lower=1, clean=0)
+    if failed:
+        return False
+    pivots = factor.diagonal()
+    if not pivots.min() > ROUNDED * pivots.max():
+        return False
+    np.negative(dpotrs(factor, g, lower=1)[0], out=step)
+    return True
 
 
 def _modified(g: Array, h: Array) -> Array:

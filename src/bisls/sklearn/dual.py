@@ -70,9 +70,14 @@ class Parts:
         if self.starts[-1] <= LARGE * self.count or number * self.count * many**2 > ROOM:
             return Parts(X, self.starts)
         K = np.empty((number, self.count, many, many))
-        for group, own in enumerate(self._own()):
-            np.matmul(X[:, :, own], X[:, :, own].transpose(0, 2, 1), out=K[:, group])
+        for own, rows in zip(K, which, strict=True):
+            np.take(self._kernels.take(rows, 1), rows, 2, out=own)
         return Parts(X, self.starts, K)
+
+    @cached_property
+    def _kernels(self) -> Array:
+        """Of all rows, a group each: those of sets of rows are parts of them."""
+        return np.array([self.X[:, own] @ self.X[:, own].T for own in self._own()])
 
     def some(self, which: Index) -> Parts:
         """Some of the sets."""

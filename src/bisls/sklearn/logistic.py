@@ -39,7 +39,8 @@ class GroupLogisticRegressionCV(ClassifierMixin, GroupCV):
         class_weight: None, "balanced" or a mapping of classes to weights: weighs the loss of training and of held-out rows.
         tol: Relative change of the upper value at which it ends; positive.
         max_iter: Upper iterations for each width of the prior at most, at least 1.
-        n_jobs: Nested folds side by side, in threads, where they are not tuned in step (more than 32 groups).
+        n_jobs: Nested folds side by side, in threads, where they are not tuned in step (more than 64 groups, 32 where
+            columns are more than rows).
         random_state: Where ``cv`` is a number: shuffles the rows before they are cut into folds. None does not shuffle.
 
     Attributes:

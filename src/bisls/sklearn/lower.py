@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.linalg.lapack import dpotrs
-from scipy.special import expit, logsumexp, softmax
+from scipy.special import expit, softmax
 
 Array = NDArray[np.float64]
 JITTER = 1e-10  # of the rows' weight: what is neither penalised nor decided by the data stays where it is
@@ -354,10 +354,12 @@ class Multinomial(Loss):
     def each(self, rows: Rows, w: Array) -> tuple[Array, Array]:
         """``logsumexp(eta) - eta_y``."""
         eta = rows.X @ w
-        top = logsumexp(eta, axis=1)
+        eta -= eta.max(1, keepdims=True)
         at = (np.arange(len(eta)), rows.y.astype(np.intp))
-        slope = np.exp(eta - top[:, None])
-        each = top - eta[at]
+        slope = np.exp(eta)
+        total = slope.sum(1, keepdims=True)
+        each = np.log(total[:, 0]) - eta[at]
+        slope /= total
         slope[at] -= 1.0
         return each, slope
 

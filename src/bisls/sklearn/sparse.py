@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.linalg import cho_factor, cho_solve
 from sklearn.base import RegressorMixin
 
+from bisls.signs import by_coordinates, by_signs
 from bisls.sklearn.base import GroupCV
 from bisls.sklearn.columns import Columns
 from bisls.sklearn.lower import CLOSE, JITTER, Array, Loss, Rows, Solved, Squared
 
-SWEEPS = 2000  # of coordinate descent at most
 PRODUCTS = 3 * 10**8  # numbers in the products of columns of all folds, at most
-CHANGES = 100  # of signs and zeros, and twice as many as there are columns, before coordinate descent is asked
 FINE = 10.0 ** np.arange(0.25, -4.1, -0.25)  # common penalties tried first, a row; targets have variance 1
 
 
@@ -62,77 +61,32 @@ class Sparse(Squared):
         penalties = penalties * rows.weight
         l1, l2 = self.ratio * penalties, (1.0 - self.ratio) * penalties + JITTER * rows.weight
         w, closed = start[:, 0].copy(), False
-        factor: Any = None
-        found = _by_signs(gram, right, l1, l2, w)
+        back: Any = None
+        found = by_signs(gram, right, l1, l2, w, _factorised)
         if found is None:  # columns that are alike: by coordinates, which always get there
-            _descended(gram, right, l1, l2, w)
-            found = _by_signs(gram, right, l1, l2, w)
+            by_coordinates(gram, right, l1, l2, w)
+            found = by_signs(gram, right, l1, l2, w, _factorised)
         if found is not None:
-            w, factor, closed = *found, True
+            w, back, closed = *found, True
         active = np.flatnonzero(w)
-        if factor is None and len(active):
-            factor = _factor(gram, l2, active)
+        if back is None and len(active):
+            back = _factorised(gram, l2, active)
         pull = penalties * (self.ratio * np.sign(w) + (1.0 - self.ratio) * w)
-        return Solved(w[:, None], _on(active, factor), None, closed, pull[:, None])
+        return Solved(w[:, None], _on(active, back), None, closed, pull[:, None])
 
 
-def _factor(gram: Array, l2: Array, active: Any) -> Any:
+def _factorised(gram: Array, l2: Array, active: Any) -> Callable[[Array], Array]:
     block = gram[np.ix_(active, active)]
     block[np.diag_indices_from(block)] += l2[active]
-    return cho_factor(block, lower=True, check_finite=False)
+    factor = cho_factor(block, lower=True, check_finite=False)
+    return lambda v: cho_solve(factor, v, check_finite=False)
 
 
-def _by_signs(gram: Array, right: Array, l1: Array, l2: Array, start: Array) -> tuple[Array, Any] | None:
-    """The solution by its signs and zeros: solved with those of the start, which change one at a time until all are right."""
-    w, sign, slack = start.copy(), np.sign(start), 1e-12 * float(np.abs(right).max(initial=0.0))
-    sign[(l1 == 0) & (sign == 0)] = 1.0  # of no penalty: always there, of any sign
-    for _ in range(CHANGES + 2 * len(w)):
-        active, factor = np.flatnonzero(sign), None
-        wanted = np.zeros_like(w)
-        if len(active):
-            try:
-                factor = _factor(gram, l2, active)
-            except LinAlgError:
-                return None
-            wanted[active] = cho_solve(factor, (right - l1 * sign)[active], check_finite=False)
-        crossed = active[(wanted[active] * sign[active] < 0) & (l1[active] > 0)]
-        if len(crossed):  # as far as the first that would change its sign: it is zero there
-            shares = w[crossed] / (w[crossed] - wanted[crossed])
-            first = int(np.argmin(shares))
-            w = w + max(float(shares[first]), 0.0) * (wanted - w)
-            w[crossed[first]] = sign[crossed[first]] = 0.0
-            continue
-        w = wanted
-        left = right - gram @ w
-        excess = np.where(sign == 0, np.abs(left) - l1 * (1 + 1e-9), 0.0)
-        most = int(np.argmax(excess))
-        if not excess[most] > slack:
-            return w, factor
-        sign[most] = np.sign(left[most])
-    return None
-
-
-def _descended(gram: Array, right: Array, l1: Array, l2: Array, w: Array) -> None:
-    """Coordinate descent, in place, until a sweep changes little."""
-    residual = right - gram @ w
-    for _ in range(SWEEPS):
-        change = 0.0
-        for j in np.flatnonzero((w != 0) | (np.abs(residual) > l1)):
-            own = gram[j, j]
-            toward = residual[j] + own * w[j]
-            new = np.sign(toward) * max(abs(toward) - l1[j], 0.0) / (own + l2[j])
-            if new != w[j]:
-                residual -= gram[:, j] * (new - w[j])
-                change, w[j] = max(change, abs(new - w[j])), new
-        if change <= 1e-10 * float(np.abs(w).max(initial=0.0)):
-            return
-
-
-def _on(active: Any, factor: Any) -> Callable[[Array], Array]:
+def _on(active: Any, back: Any) -> Callable[[Array], Array]:
     def solve(v: Array) -> Array:
         found = np.zeros_like(v)
         if len(active):
-            found[active, 0] = cho_solve(factor, v[active, 0], check_finite=False)
+            found[active, 0] = back(v[active, 0])
         return found
 
     return solve

@@ -32,7 +32,7 @@ from bisls.sklearn.tuning import (
     Tuned,
 )
 
-MANY = 32  # groups up to which Hessians are formed
+MANY, FEWER = 64, 32  # groups up to which Hessians are formed, of classes: by the columns, and by the rows
 RIDGE = 100  # the same for the squared error, where they cost less
 KERNELS = 5 * 10**6  # numbers in the kernels of all groups, at most, which classes need
 FREE = 10  # columns of no penalty, at most, beside kernels
@@ -161,13 +161,12 @@ class Problems:
         cells: Any = None,
     ) -> list[Tuned]:
         """Down from a start, a row a problem, with ``theta = to x``; derivatives of the losses are along ``own``."""
-        looked: list[list[Place]] = [[one] for one in places] if first is not None else [[] for _ in start]
+        looked: list[Any] = [] if first is None else [None]
 
         def evaluate(x: Array, which: Index) -> Evaluated:
             theta = x @ to.T
             raw = (cells or self.cells).evaluate(theta, which, self.close, own)
-            for b, *place in zip(which, theta, *raw, strict=True):
-                looked[b].append(Place(*place))
+            looked.append((which, theta, *raw))
             self.seen.append({"spread": spread, "cv_loss": float(raw[0][0])})
             return upper(raw, which, x)
 
@@ -182,10 +181,13 @@ class Problems:
             first=first,
             ahead=isinstance(self.loss, Squared),
         )
-        found = []
-        for x, at, known in zip(ended.x, ended.at, looked, strict=True):
-            last = min(known, key=lambda place: float(np.abs(place.theta - to @ at).max()))  # not one that was refused
-            step = own.T @ (to @ (x - at)) / (own**2).sum(0)  # the last one was not looked at
+        found, unseen = [], (ended.x - ended.at) @ to.T @ own / (own**2).sum(0)  # the last step was not looked at
+        for b, (x, step, look) in enumerate(zip(ended.x, unseen, ended.looks, strict=True)):
+            if looked[look] is None:
+                last = places[b]
+            else:
+                which, *parts = looked[look]
+                last = Place(*(part[np.searchsorted(which, b)] for part in parts))
             value = float(last.value + (0.0 if rough else last.gradient @ step + 0.5 * step @ last.hessian @ step))
             place = last if own.shape[1] == len(last.theta) else None
             found.append(Tuned(to @ x, spread, value, ended.steps, ended.converged, tuple(self.seen), place))
@@ -296,8 +298,9 @@ class Newton:
     def suits(self) -> bool:
         """Whether it is for this table: some groups, and kernels, if they are needed, of some size."""
         squared = type(self.loss) is Squared
-        most = RIDGE if squared else MANY
-        if type(self.loss) not in (Squared, Logistic, Multinomial) or self.grouping.count > most:
+        if type(self.loss) not in (Squared, Logistic, Multinomial) or self.grouping.count > max(RIDGE, MANY):
+            return False
+        if self.grouping.count > (RIDGE if squared else FEWER if self._by_rows else MANY):
             return False
         few = squared or self.grouping.count * len(self.rows.y) ** 2 <= KERNELS
         return (few and int((self.grouping.factors == 0).sum()) <= FREE) or not self._by_rows
