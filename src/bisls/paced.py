@@ -99,7 +99,8 @@ class Paced:
                 stays = not scene.anew and scene.there(x, best.y) <= scene.there(best.x, best.y)
                 return scene.back(walk, replace(kept, best=replace(best.again(), x=x if stays else best.x)))
             kept = replace(kept, best=best)
-        opening = walk.pace.k in OPENING or (walk.pace.k in LATER and kept.apart)
+        # with a y that begins anew nothing is learnt of lines later on: what sets them apart are single batches
+        opening = walk.pace.k in OPENING or (walk.pace.k in LATER and kept.apart and not scene.anew)
         if walk.pace.due and not opening:
             # a share of what was gained is slack where all of it is x's gain; with a y that goes on, most of it is y's own
             worse = WORSE if scene.anew else 0.0
