@@ -281,6 +281,18 @@ def test_a_solution_at_infinity_is_not_looked_for_for_ever():
     assert oracle.cost.lower_graphs == newton.NEW
 
 
+def test_a_step_that_raises_the_gradient_and_lowers_nothing_is_too_long():
+    """Newton's steps on sqrt(1 + y^2) lead from y to -y^3; here values are too rough to show that."""
+    x = torch.zeros(1, requires_grad=True)
+    y = torch.full((2,), 2.0, requires_grad=True)
+    lower_loss = lambda _: 1000 + 0.01 * torch.sqrt(1 + y**2).sum() + 0 * x.sum()  # noqa: E731
+    oracle = Oracle(bisls.Bilevel(lambda _: (y**2).sum(), lower_loss, [x], [y]))
+    found = solved(oracle, None, oracle.problem.y.read(), Goal(1e-3), Dense(), None)
+    assert found is None or float(found.y.abs().max()) < 2.0
+    found = solved(oracle, None, torch.full((2,), 2.0), Goal(1e-3), Dense(), lambda v: 1000 * v)
+    assert found is None or float(found.y.abs().max()) < 2.0
+
+
 def test_what_does_not_matter_above_is_not_solved_for_below():
     oracle, y = bowl()
     heed = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)  # all steps here are alike: f does not see them
@@ -324,6 +336,16 @@ def test_inverses_used_again_end_where_new_ones_do(kind, monkeypatch):
                 assert record.upper_value < 10.0
             ends.append(task.exact())
         assert ends[0] <= ends[1] * (1 + 1e-5)  # of single precision
+
+
+@pytest.mark.slow
+def test_f_stays_where_it_is_lowest_when_penalties_vanish():
+    """Exponents reach where single precision ends; a step that knew no limit had led away from there."""
+    task = bisls.tasks.logistic_penalties(penalty=torch.exp)
+    solver = bisls.BiSLS(task.problem, lower_iters=10)
+    values = [solver.step(task.upper_data, task.lower_data).upper_value for _ in range(200)]
+    assert values[-1] <= min(values) * (1 + 1e-3)
+    assert task.exact() <= min(values) * (1 + 1e-3)
 
 
 def test_pictures_without_a_whole_inverse_are_solved_for_too():

@@ -35,6 +35,7 @@ LONGER = 8.0  # and where that has cut it and f goes on falling, so many times w
 CURVED = 0.01  # a pair, or a direction, with a smaller cosine than this says nothing
 SHORTER = 0.25  # after a step that raised f, or a search that found none, the next is at most so long
 SETTLE = 0.5  # and so long after one that was too short to be seen in f: noise of rounding must not lead away
+CUT = 2  # what says of such a step that a limit has cut it
 ROUNDING = 8.0  # a rise of f by so many units in its last place is none
 SEARCH = Armijo(start=1.0, sufficient=0.1, restart=Restart(), max_checks=20, f_min=None)
 
@@ -86,17 +87,18 @@ class Smooth:
             else:
                 heading, direction = self._heading(estimate.flat, x, others)
                 scale = self.direction.scaling(direction)
-                if scale.dtype != x.dtype:  # squares that this precision cannot hold, so no products of pairs either
-                    return self.upper.take(oracle, sample, method, estimate, lower, lowered, x, k, others, call)
                 length = past.length(x, scale)
                 slack = ROUNDING * scene.here.eps * abs(past.value)
                 if past.on and length > 0.0 and estimate.value > past.value + slack:
                     return _back(scene, past, scale, others)
                 moved = float((x - past.x).abs().max())
-                past = past.seen(scene, scale, length)
-                grow = SETTLE if past.rounded else GROW
+                pairs = scale.dtype == x.dtype  # otherwise squares are beyond this precision, and products of pairs too
+                # a step that was cut may have been too short to be seen for that alone: then f is lower, by however little
+                seen = past.rounded == CUT and estimate.value < past.value
+                past = past.seen(scene, scale, length if pairs else 0.0)
+                grow = GROW if seen or not past.rounded else SETTLE
                 limits = (grow * length, grow * moved) if length > 0.0 else (past.limit, past.widest)
-                if past.on and limits[0] > 0.0:
+                if pairs and past.on and limits[0] > 0.0:
                     return self._step(scene, past, heading, direction, scale, limits, others)
         taken = self.upper.take(oracle, sample, method, estimate, lower, lowered, x, k, others, call)
         return taken if past is None else _kept(taken, past, oracle.problem.x)
@@ -163,6 +165,8 @@ class Smooth:
         taken = Taken(y, alpha, step.checks, step.status, ray.status, kept)
         if alpha == 0.0:
             past = past.shortened(limits)
+        elif torch.equal(scene.oracle.problem.x.read(), scene.x):  # too short for the numbers of x
+            past = replace(past, limit=limits[0] / SHORTER, widest=limits[1] / SHORTER)
         return _kept(taken, past, scene.oracle.problem.x, cut)
 
 
@@ -184,7 +188,7 @@ class Past:
         limit: How long the next step may be where the last one came to nothing,
         widest: and how far it may go in each coordinate.
         on: Whether f falls slowly by now.
-        rounded: Whether the last step was too short to be seen in f.
+        rounded: Whether the last step was too short to be seen in f: 1, or `CUT`.
     """
 
     x: Tensor
@@ -211,7 +215,8 @@ class Past:
 
     def length(self, x: Tensor, scale: Tensor) -> float:
         """How far it is from the last x, in the metric of the scaling."""
-        return sqrt(dot(x - self.x, (x - self.x) * scale))
+        way = (x - self.x).to(scale.dtype)
+        return sqrt(dot(way, way * scale))
 
     def seen(self, scene: Scene, scale: Tensor, length: float) -> Past:
         """With another iteration."""
@@ -309,7 +314,7 @@ def _share(d: Tensor, scale: Tensor, limits: tuple[float, float]) -> float:
 
 
 def _kept(taken: Taken, past: Past, x: Vector, cut: bool = False) -> Taken:
-    past = replace(past, end=x.read(), rounded=int(taken.status is Status.ROUNDING and not cut))
+    past = replace(past, end=x.read(), rounded=(CUT if cut else 1) if taken.status is Status.ROUNDING else 0)
     return replace(taken, state={**taken.state, "past": past.packed()})
 
 

@@ -127,6 +127,8 @@ class Choice:
             return self
         bent = self.bent + 1 if linear in (Status.NEGATIVE_CURVATURE, Status.DAMPED) else 0
         several = sample.lower.several
+        if bent >= BENT and sample.lower.steady:  # one batch for ever: what was learnt of it is kept
+            return Choice(SOLVED, settled=1)
         if bent >= BENT:
             return Choice(TRAINED, first=0 if several else fingerprint(sample.lower.newest))
         shared = self.shared + 1 if several and _is_shared(estimate) else 0

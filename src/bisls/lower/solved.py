@@ -237,11 +237,16 @@ class _Solve:
                 if t == 1.0 and self.goal.met(step, 1.0, self.least):
                     return there, True
                 point, slack = self._at(there), SEEN * here.eps * abs(here.value)
-                if point.value <= here.value + slack:
-                    follow = point.grad if inverse is None else inverse(point.grad)
-                    left = norm(follow) / norm(here.grad if inverse is None else step)
-                    if t < 1.0 or not left <= FASTER:
-                        seen = here.value - point.value > slack if new else _seen(here, step)
+                follow = point.grad if inverse is None else inverse(point.grad)
+                left = norm(follow) / norm(here.grad if inverse is None else step)
+                lowered = here.value - point.value > slack
+                if left > 1.0 and not lowered and not _seen(here, step):
+                    return y, True
+                if point.value <= here.value + slack and (
+                    lowered or left <= 1.0
+                ):  # what raises the gradient is too long
+                    if t < 1.0 or left > FASTER:
+                        seen = lowered if new else _seen(here, step)
                         return there, t == 1.0 and left > STALLED and not seen
                     met = self.goal.met(step, left / (1.0 - left), self.least)
                     if met or inverse is None:
