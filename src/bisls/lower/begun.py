@@ -73,7 +73,8 @@ class Begun(Loop):
     f(x, y_T(x)) says by its slope whether shorter or longer steps would have been better for it, and the steps follow, by no more
     than a tenth an iteration. But x may as well follow the steps into places where g is so steep that they overshoot: f is
     hardly worse on average there, and its gradient says nothing any more, since it grows from step to step on its way back. So
-    steps are shortened where that has become longer than 1 + 1 / sqrt(T) times what it was, whatever f says.
+    steps are shortened where that has become longer than 1 + 1 / sqrt(T) times what it was, whatever f says. Where it has not,
+    none is shorter than a tenth of the first one: x may have left the place where they had to be.
     """
 
     rule: StepRule = field(default_factory=Held)
