@@ -85,7 +85,7 @@ def test_no_task_is_ended_before_its_f_has_converged(make, most):
     task = make()
     solver = BiSLS(task.problem, lower_iters=task.lower_iters)
     history = fit(solver, task.upper_data, task.lower_data, 250, False, on_failure="ignore")
-    assert history.stopped == HIDDEN
+    assert history.stopped == HIDDEN or history.stopped.startswith("no change of f, x and y beyond rounding")
     found, eps = task.exact(), torch.finfo(task.problem.x.read().dtype).eps
     fit(solver, task.upper_data, task.lower_data, 200, False, on_failure="ignore", tol=None)
     assert found - task.exact() <= most * eps * found

@@ -35,6 +35,7 @@ LONGER = 8.0  # and where that has cut it and f goes on falling, so many times w
 CURVED = 0.01  # a pair, or a direction, with a smaller cosine than this says nothing
 SHORTER = 0.25  # after a step that raised f, or a search that found none, the next is at most so long
 SETTLE = 0.5  # and so long after one that was too short to be seen in f: noise of rounding must not lead away
+KEPT = 0.5  # but where it leaves at least this share of the slope, it was only too short
 CUT = 2  # what says of such a step that a limit has cut it
 ROUNDING = 8.0  # a rise of f by so many units in its last place is none
 SEARCH = Armijo(start=1.0, sufficient=0.1, restart=Restart(), max_checks=20, f_min=None)
@@ -93,8 +94,9 @@ class Smooth:
                     return _back(scene, past, scale, others)
                 moved = float((x - past.x).abs().max())
                 pairs = scale.dtype == x.dtype  # otherwise squares are beyond this precision, and products of pairs too
-                # a step that was cut may have been too short to be seen for that alone: then f is lower, by however little
-                seen = past.rounded == CUT and estimate.value < past.value
+                # a step that was cut may have been too short to be seen for that alone: then the slope is much as it was
+                way = x - past.x
+                seen = past.rounded == CUT and dot(estimate.flat, way) < KEPT * dot(past.gradient, way) < 0.0
                 past = past.seen(scene, scale, length if pairs else 0.0)
                 grow = GROW if seen or not past.rounded else SETTLE
                 limits = (grow * length, grow * moved) if length > 0.0 else (past.limit, past.widest)
@@ -142,7 +144,8 @@ class Smooth:
         """A step no longer than the limit, unless f goes on falling there."""
         bounds, reach = scene.oracle.problem.upper_bounds, inf
         held = None if bounds is None else bounds.held(scene.x, past.gradient, scene.oracle.problem.x)
-        d, cut = past.direction(scaled, scale, limits, held)
+        unseen = 2.0 * scene.here.eps * abs(past.value)
+        d, cut = past.direction(scaled, scale, limits, held, unseen)
         heading = Heading(d, d)
         if bounds is not None:
             reach = REACH
@@ -244,15 +247,16 @@ class Past:
         )
 
     def direction(
-        self, scaled: Tensor, scale: Tensor, limits: tuple[float, float], held: Tensor | None
+        self, scaled: Tensor, scale: Tensor, limits: tuple[float, float], held: Tensor | None, unseen: float
     ) -> tuple[Tensor, bool]:
-        """The quasi-Newton direction, or the scaled gradient where that is none; and whether the limits have cut it.
+        """The quasi-Newton direction, or the scaled gradient where that is none; and whether the limits have cut what f can tell.
 
         Args:
             scaled: The scaled gradient.
             scale: The scaling.
             limits: How long it may be: in the metric of the scaling, and in each coordinate.
             held: Where x sits on a bound: nothing moves there, and the curvature is that of the rest.
+            unseen: A slope whose whole gain f can't tell from its rounding.
         """
         gradient, moves, turns = self.gradient, self.moves, self.turns
         if held is not None:
@@ -267,7 +271,7 @@ class Past:
             length, slope = sqrt(dot(d, d * scale)), dot(d, gradient)
             if finite(d) and slope > CURVED * length * sqrt(dot(gradient, scaled)):
                 share = _share(d, scale, limits)
-                return (d, False) if share >= 1.0 else (d * share, True)
+                return (d, False) if share >= 1.0 else (d * share, slope > unseen)
         return scaled * _share(scaled, scale, limits), True
 
     def shortened(self, limits: tuple[float, float]) -> Past:
