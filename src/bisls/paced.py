@@ -118,7 +118,7 @@ class Paced:
         there = scene.placed(after.point)
         if not oracle.problem.x.holds(there):
             return scene.stay(walk.shorter(), kept, Status.NON_FINITE, checks)
-        walk = after.at(scene.freed(there)[0], scaled.scale, estimate.value)
+        walk = after.at(scene.walked(there), scaled.scale, estimate.value)
         oracle.problem.x.write_(there)
         oracle.problem.y.write_(lowered.y)
         return Taken(lowered.y, size, checks, Status.OK, Status.OK, {**walk.packed(), **kept.packed()})

@@ -92,10 +92,10 @@ class Smooth:
                 slack = ROUNDING * scene.here.eps * abs(past.value)
                 if past.on and length > 0.0 and estimate.value > past.value + slack:
                     return _back(scene, past, scale, others)
-                moved = float((x - past.x).abs().max())
+                way = x - past.x
+                moved = float(way.abs().max())
                 pairs = scale.dtype == x.dtype  # otherwise squares are beyond this precision, and products of pairs too
                 # a step that was cut may have been too short to be seen for that alone: then the slope is much as it was
-                way = x - past.x
                 seen = past.rounded == CUT and dot(estimate.flat, way) < KEPT * dot(past.gradient, way) < 0.0
                 past = past.seen(scene, scale, length if pairs else 0.0)
                 grow = GROW if seen or not past.rounded else SETTLE

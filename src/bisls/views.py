@@ -26,10 +26,8 @@ SOLVED, TRAINED, SHARED = (
     1,
     2,
 )  # the views: y is solved for; a network is trained; x is a part of the model that both see
-AGREED, OPPOSED = (
-    0,
-    1,
-)  # where y begins anew: what lowers g lowers f or does not matter to it; or raises it, as in a minimax problem
+# where y begins anew: what lowers g lowers f or does not matter to it; or raises it, as in a minimax problem
+AGREED, OPPOSED = 0, 1
 AGAINST = -0.5  # the cosine of their gradients from which on they are opposed: noise about 0 is not
 BENT = 3  # what was measured so many times in a row decides
 DIRECT = 0.2  # a part of h that does not go through y is large from so much of the other part on

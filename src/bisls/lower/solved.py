@@ -242,9 +242,8 @@ class _Solve:
                 lowered = here.value - point.value > slack
                 if left > 1.0 and not lowered and not _seen(here, step):
                     return y, True
-                if point.value <= here.value + slack and (
-                    lowered or left <= 1.0
-                ):  # what raises the gradient is too long
+                # what raises the gradient, and lowers nothing, is too long
+                if point.value <= here.value + slack and (lowered or left <= 1.0):
                     if t < 1.0 or left > FASTER:
                         seen = lowered if new else _seen(here, step)
                         return there, t == 1.0 and left > STALLED and not seen

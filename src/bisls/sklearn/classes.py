@@ -79,7 +79,7 @@ class Lower:
 
     def __init__(self, rows: Rows, penalties: Array, w: Array):
         self.rows, self.penalties = rows, penalties
-        P = rows.X @ w
+        P = rows.X @ w  # the softmax of it, in place: it is made at every trial
         P -= P.max(1, keepdims=True)
         np.exp(P, out=P)
         P /= P.sum(1, keepdims=True)
